@@ -1,0 +1,1 @@
+"""From a run to a bundle that the service can load."""

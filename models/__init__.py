@@ -1,0 +1,1 @@
+"""Networks and the masks that keep their tasks apart."""

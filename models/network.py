@@ -1,0 +1,138 @@
+"""A body between masks, a projection to learn it with, and a head for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.convnet import convnet
+from models.distance import ClassDistances
+from models.heads import ROTATIONS, Projection, RotationHead
+from models.mechanism import make_mechanism
+from models.resnet import resnet18
+from models.task_layer import TaskLayer
+from models.unit_mask import UnitMask, Units, Wires
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Everything that fixes a network's shape, before it knows any task."""
+
+    method: str
+    backbone: str
+    height: int
+    width: int
+    channels: int
+    mean: float
+    std: float
+    base: int
+    hidden: int = 0
+    norm: bool = True
+    padded: bool = True
+    dropout: float = 0.0
+    projection: int = 128
+    density: float = 0.32
+
+    def __post_init__(self) -> None:
+        if self.backbone not in BACKBONES:
+            raise ValueError(f"backbone is {self.backbone!r}; allowed: {', '.join(BACKBONES)}")
+        if self.std <= 0:
+            raise ValueError(f"std is {self.std}; allowed: above 0")
+
+
+BACKBONES = ("convnet", "resnet18")
+
+
+class Network(nn.Module):
+    """Images in [0, 1] to features, contrastive projections and logits, for one task at a time."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        make = make_mechanism(config.method, config.density)
+        pixels = Units(config.channels)
+        if config.backbone == "convnet":
+            self.body, units = convnet(
+                make,
+                pixels,
+                (config.height, config.width),
+                channels=(config.base, config.base * 2, config.base * 4),
+                kernels=(3, 3, 2),
+                padded=config.padded,
+                hidden=config.hidden,
+                norm=config.norm,
+                dropout=config.dropout,
+            )
+        else:
+            self.body, units = resnet18(make, pixels, width=config.base)
+        self.wires = Wires(pixels, units)
+        self.projection = Projection(make, units, config.projection, make.selection)
+        make.wired()
+        self.masks = make.masks
+        self.heads = nn.ModuleList()
+        self.distances = nn.ModuleList()
+        self._selection = make.selection
+
+    def add_task(self, classes: int) -> int:
+        """Make room for a task of so many classes; its number."""
+        for layer in self.task_layers():
+            layer.grow()
+        device = next(self.parameters()).device
+        self.heads.append(RotationHead(self.wires.after.channels, classes).to(device))
+        self.distances.append(ClassDistances(classes).to(device))
+        return len(self.heads) - 1
+
+    def finish(self, task: int) -> None:
+        """The features of the task are learned: from now on its gates are 0 or 1 and what it uses is protected."""
+        for layer in self.task_layers():
+            layer.finish(task)
+
+    def features(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
+        """[n, channels, height, width] in [0, 1] -> [n, features]; `sharpness` only while the task is learned."""
+        self._selection.task, self._selection.sharpness = task, sharpness
+        features: Tensor = self.body((images - self.config.mean) / self.config.std)
+        return features
+
+    def project(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
+        """Unit vectors for the contrastive loss."""
+        vectors: Tensor = self.projection(self.features(images, task, sharpness))
+        return vectors
+
+    def rotated_features(self, images: Tensor, task: int) -> Tensor:
+        """[n, ...] -> [4, n, live features]: what a finished task sees in each rotation of the images."""
+        features = self.features(rotations(images), task)
+        return features[:, self.wires.after.live(task)].view(ROTATIONS, len(images), -1)
+
+    def outputs(self, images: Tensor, task: int) -> tuple[Tensor, Tensor]:
+        """A finished task's calibrated logits and class distances, each [n, classes]."""
+        features = self.rotated_features(images, task)
+        live = self.wires.after.live(task)
+        return self.head(task).ensemble(features, live), self.distance(task)(features)
+
+    def distance(self, task: int) -> ClassDistances:
+        distance = self.distances[task]
+        assert isinstance(distance, ClassDistances)
+        return distance
+
+    def head(self, task: int) -> RotationHead:
+        head = self.heads[task]
+        assert isinstance(head, RotationHead)
+        return head
+
+    def task_layers(self) -> Iterator[TaskLayer]:
+        return (module for module in self.modules() if isinstance(module, TaskLayer))
+
+    def unit_masks(self) -> list[UnitMask]:
+        return [module for module in self.masks if isinstance(module, UnitMask)]
+
+    def trainable(self, task: int) -> list[nn.Parameter]:
+        """What step 1 of learning the task may change."""
+        return [parameter for layer in self.task_layers() for parameter in layer.trainable(task)]
+
+
+def rotations(images: Tensor) -> Tensor:
+    """[n, channels, height, width] -> [4 * n, ...]: all images unrotated, then all by 90 degrees, and so on."""
+    return torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(ROTATIONS)])

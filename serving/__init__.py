@@ -1,0 +1,1 @@
+"""From a bundle to answers: numpy, onnxruntime, BentoML and Pillow, never torch."""

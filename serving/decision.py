@@ -1,0 +1,202 @@
+"""The one decision rule: from what the network says to a class, a task, or "unknown".
+
+Evaluation, the command line and the server all call `decide`, so the accuracy that was measured is the accuracy
+that is served. Every row is decided alone: an answer never depends on its neighbours in a batch.
+
+For task k and image x a score s_k(x) says how foreign x is to the task (higher is more unknown). A task keeps the
+scores of its own validation images, and two things follow from them, comparable between tasks although no two of
+them ever saw the same image:
+
+- which task: s_k less its median on those images gives the task's in-distribution probability P'_k, and (Theorem 2)
+  P(x in task k) = P'_k(x) / sum_j P'_j(x), so that P(x in class c) = P(c | its task) * P(x in its task);
+- known or not: the rank of s_k among those scores is a conformal p-value. An image is known if for some task it is
+  at least alpha, which accepts at least 1 - alpha of every task's own images, whatever is learned later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Array = NDArray[np.floating[Any]]
+Outputs = Mapping[str, NDArray[Any]]
+
+OUTPUT_NAMES = ("logits", "distances")
+"""What the graph returns and the rule reads, each [batch, classes], a task's classes side by side."""
+
+
+class Score(NamedTuple):
+    """How foreign an image is to a task, from the task's own logits and distances; higher is more unknown."""
+
+    of: Callable[[Array, Array], Array]
+    sharpness: float
+    """How fast a task's probability falls with its score: softmax(-sharpness * score) is right as often as it says."""
+
+
+def _mahalanobis(logits: Array, distances: Array) -> Array:
+    """Log of the squared distance to the nearest class mean, per live feature."""
+    nearest: Array = np.log(np.maximum(distances.min(axis=1), 1e-12))
+    return nearest
+
+
+def _max_logit(logits: Array, distances: Array) -> Array:
+    """The paper's: a task that recognises nothing has no large logit."""
+    largest: Array = -logits.max(axis=1)
+    return largest
+
+
+SCORES: dict[str, Score] = {"mahalanobis": Score(_mahalanobis, 5.0), "max_logit": Score(_max_logit, 1.0)}
+
+
+STEP_WIDTH, LEFT_OVER = 0.1, 0.1
+"""A step of the p-value is spread over this share of the tail, which leaves this share of it to the rest of the gap."""
+
+
+class TaskRule(BaseModel):
+    """What the decision remembers of one task: numbers, no images."""
+
+    model_config = ConfigDict(frozen=True)
+
+    classes: int = Field(gt=0, description="how many columns of the outputs are this task's")
+    validation_scores: tuple[float, ...] = Field(
+        min_length=1, description="distinct scores of the task's own validation images, ascending"
+    )
+    validation_counts: tuple[int, ...] = Field(description="how many validation images had each score")
+    center: float = Field(description="median of the validation scores")
+    tail: float = Field(gt=0, description="how fast the p-value falls beyond the last validation score")
+
+    @model_validator(mode="after")
+    def _check(self) -> TaskRule:
+        if len(self.validation_counts) != len(self.validation_scores):
+            raise ValueError(
+                f"validation_counts has {len(self.validation_counts)} entries, validation_scores "
+                f"{len(self.validation_scores)}: one count for each score is needed"
+            )
+        if any(b <= a for a, b in zip(self.validation_scores, self.validation_scores[1:], strict=False)):
+            raise ValueError("validation_scores must rise strictly")
+        return self
+
+    @classmethod
+    def fit(cls, scores: Sequence[float] | Array, classes: int) -> TaskRule:
+        """Remember the scores of a task's own validation images."""
+        every = np.asarray(scores, dtype=np.float64)
+        if every.size == 0 or not np.isfinite(every).all():
+            raise ValueError(f"validation scores must be finite numbers, at least one; got {every[:5]}")
+        values, counts = np.unique(every, return_counts=True)
+        center = float(np.median(every))
+        upper = every[every > center]
+        return cls(
+            classes=classes,
+            validation_scores=tuple(map(float, values)),
+            validation_counts=tuple(map(int, counts)),
+            center=center,
+            tail=float(np.mean(upper - center)) if upper.size else 1.0,
+        )
+
+    def log_p_value(self, score: Array) -> Array:
+        """Log of the conformal p-value (1 + #{s_i >= s}) / (n + 1), made continuous and strictly falling.
+
+        Between two validation scores it stays just above the step function, so that acceptance of the task's own
+        images is still at least 1 - alpha. Beyond the last one it falls exponentially: that ranks what is foreign,
+        and matters to no alpha above 1 / (n + 1).
+        """
+        knots, values = self._curve
+        inside = np.interp(score, knots, values)
+        beyond = np.maximum(score - knots[-1], 0.0)
+        log_p: Array = np.log(inside) - beyond / self.tail
+        return log_p
+
+    @cached_property
+    def _curve(self) -> tuple[Array, Array]:
+        """Two points for each validation score: at it, and shortly after, when the step down is almost done."""
+        knots = np.asarray(self.validation_scores)
+        counts = np.asarray(self.validation_counts)
+        at_least = counts[::-1].cumsum()[::-1]
+        gaps = np.append(np.diff(knots), np.inf)
+        points = np.stack([knots, knots + np.minimum(STEP_WIDTH * self.tail, gaps / 2)], axis=1)
+        heights = np.stack([1.0 + at_least, 1.0 + at_least - (1 - LEFT_OVER) * counts], axis=1)
+        return points.ravel(), heights.ravel() / (counts.sum() + 1)
+
+
+class Rule(BaseModel):
+    """The decision for a whole network: which score, at which level, and every task's memory of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    score: str = "mahalanobis"
+    alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
+    tasks: tuple[TaskRule, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Rule:
+        if self.score not in SCORES:
+            raise ValueError(f"score is {self.score!r}; allowed: {', '.join(sorted(SCORES))}")
+        return self
+
+    @property
+    def columns(self) -> list[slice]:
+        """Each task's columns in the outputs."""
+        ends = np.cumsum([task.classes for task in self.tasks])
+        return [slice(int(end) - task.classes, int(end)) for end, task in zip(ends, self.tasks, strict=True)]
+
+
+class Verdicts(NamedTuple):
+    """Decisions for a batch; `class_id` and `task` are the best guess even where it is called unknown."""
+
+    class_id: NDArray[np.int64]  # [batch]
+    task: NDArray[np.int64]  # [batch]
+    known: NDArray[np.bool_]  # [batch]
+    p_value: Array  # [batch]
+    unknown_score: Array  # [batch], -log10 of the p-value
+    task_unknown_score: Array  # [batch, tasks]
+    p_task: Array  # [batch, tasks]
+    p_within_task: Array  # [batch, classes]
+    probability: Array  # [batch, classes], p_within_task * p_task
+
+
+def threshold(alpha: float) -> float:
+    """The unknown_score above which an answer is "unknown": -log10(alpha)."""
+    return float(-np.log10(alpha))
+
+
+def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
+    """Decide every row of a batch; `given_task` asks for the answer within that task (TIL)."""
+    logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in OUTPUT_NAMES)
+    columns = rule.columns
+    score = SCORES[rule.score]
+    scores = np.stack([score.of(logits[:, own], distances[:, own]) for own in columns], axis=1)
+    log_p = np.stack([task.log_p_value(scores[:, k]) for k, task in enumerate(rule.tasks)], axis=1)
+    if given_task is None:
+        p_task = _softmax(score.sharpness * (np.array([task.center for task in rule.tasks]) - scores))
+        best_log_p = log_p.max(axis=1)
+    else:
+        p_task = np.zeros_like(log_p)
+        p_task[:, given_task] = 1.0
+        best_log_p = log_p[:, given_task]
+    p_within = np.concatenate([_softmax(logits[:, own]) for own in columns], axis=1)
+    task_of_class = np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])
+    probability = p_within * p_task[:, task_of_class]
+    class_id = probability.argmax(axis=1)
+    level = rule.alpha if alpha is None else alpha
+    return Verdicts(
+        class_id=class_id,
+        task=task_of_class[class_id],
+        known=best_log_p >= np.log(level),
+        p_value=np.exp(best_log_p),
+        unknown_score=0.0 - best_log_p / np.log(10),
+        task_unknown_score=0.0 - log_p / np.log(10),
+        p_task=p_task,
+        p_within_task=p_within,
+        probability=probability,
+    )
+
+
+def _softmax(values: Array) -> Array:
+    raised = np.exp(values - values.max(axis=1, keepdims=True))
+    probabilities: Array = raised / raised.sum(axis=1, keepdims=True)
+    return probabilities

@@ -1,0 +1,141 @@
+"""From an image file to the pixels that the graph takes; training imports `to_pixels`, so both see the same image.
+
+Formats are told by content alone. Of an animation or a multi-picture file the first frame is the image. Colour
+profiles are not applied.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from serving.bundle import ImageSpec
+from serving.errors import (
+    BrokenImageError,
+    EmptyImageError,
+    ImageFormatError,
+    RequestError,
+    TooManyBytesError,
+    TooManyPixelsError,
+)
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+BEHIND_GLASS = "white"
+"""What shows through transparent pixels: a web page shows them so."""
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large an image may be; pixels are counted from the header, before any is decoded."""
+
+    size: int = 10 * 1024 * 1024
+    pixels: int = 16_000_000
+
+    def __post_init__(self) -> None:
+        if self.size <= 0 or self.pixels <= 0:
+            raise ValueError(f"limits must be positive, such as Limits(); got {self}")
+
+
+LIMITS = Limits()
+
+
+def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
+    """Read one PNG, JPEG, WebP or BMP file whole, or raise a RequestError."""
+    if not content:
+        raise EmptyImageError("no image", got="0 bytes", allowed=f"1 to {limits.size} bytes")
+    if len(content) > limits.size:
+        raise TooManyBytesError(
+            "image file too large", got=f"{len(content)} bytes", allowed=f"up to {limits.size} bytes"
+        )
+    kind = _kind(content)
+    try:
+        image = Image.open(io.BytesIO(content), formats=(kind,))
+        _check_pixels(image.size, limits)
+        image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise TooManyPixelsError("image too large", got=str(error), allowed=f"up to {limits.pixels} pixels") from None
+    except RequestError:
+        raise
+    except Exception as error:
+        # Pillow meets hostile bytes with almost any exception: OSError, SyntaxError, struct.error, zlib.error ...
+        got = f"{len(content)} bytes of {kind}: {type(error).__name__}: {error}"
+        raise BrokenImageError("image cannot be read", got=got, allowed="a complete, undamaged file") from error
+    return image
+
+
+def to_pixels(image: Image.Image, spec: ImageSpec) -> NDArray[np.uint8]:
+    """Upright, 8-bit, opaque, centre-cropped to the aspect ratio and resized: uint8 [height, width, channels]."""
+    image = _opaque(_eight_bit(_upright(image))).convert(spec.mode)
+    size = (spec.width, spec.height)
+    if image.size != size:
+        image = ImageOps.fit(image, size, method=Image.Resampling.BILINEAR)
+    return np.array(image, dtype=np.uint8).reshape(spec.shape)
+
+
+def _kind(content: bytes) -> str:
+    """The format that the first bytes announce."""
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if content.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+        return "WEBP"
+    if content.startswith(b"BM"):
+        return "BMP"
+    raise ImageFormatError(
+        "not an image that is read here", got=f"content that starts with {content[:8]!r}", allowed=", ".join(FORMATS)
+    )
+
+
+def _check_pixels(size: tuple[int, int], limits: Limits) -> None:
+    width, height = size
+    if width <= 0 or height <= 0:
+        raise ValueError(f"{width} x {height} pixels")
+    if width * height > limits.pixels:
+        raise TooManyPixelsError(
+            "image too large", got=f"{width} x {height} pixels", allowed=f"up to {limits.pixels} pixels"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:
+        # A photograph whose EXIF block is damaged is still a photograph.
+        return image
+    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Deep greyscale to 8 bit: integers count as 0..65535, floats as 0..1, and what lies outside is clipped."""
+    if image.mode.startswith("I"):
+        deep: NDArray[Any] = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
+        return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
+    if image.mode == "F":
+        deep = np.clip(np.nan_to_num(np.asarray(image, dtype=np.float64)), 0.0, 1.0)
+        return Image.fromarray(np.rint(deep * 255).astype(np.uint8))
+    return image
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    glass = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", glass.size, BEHIND_GLASS), glass)

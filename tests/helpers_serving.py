@@ -1,0 +1,234 @@
+"""A tiny bundle without torch, images for it, and a server to put it into."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from PIL import Image
+
+from serving.bundle import (
+    FORMAT,
+    GOLDEN,
+    GRAPH,
+    INPUT_NAME,
+    MANIFEST,
+    RULE,
+    Calibration,
+    FileInfo,
+    ImageSpec,
+    Manifest,
+    TaskInfo,
+    sha256,
+)
+from serving.decision import OUTPUT_NAMES, Rule, TaskRule, threshold
+from serving.runtime import Model
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = ImageSpec(height=8, width=8, mode="RGB")
+LABELS = (("red", "green"), ("blue", "yellow"))
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
+GREY = (128, 128, 128)
+"""Far from every class, and so unknown."""
+
+
+def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
+    """Distances of the mean colour to four prototypes; logits are -8 times that."""
+    prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
+    constants = {
+        "size": np.array([1, 2]),
+        "colour": np.array([2]),
+        "middle": np.array([1]),
+        "white": np.array(255, dtype=np.float32),
+        "prototypes": prototypes,
+        "sharpness": np.array(-8, dtype=np.float32),
+    }
+    nodes = [
+        helper.make_node("Cast", [INPUT_NAME], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["numbers", "size"], ["mean"], keepdims=0),
+        helper.make_node("Div", ["mean", "white"], ["share"]),
+        helper.make_node("Unsqueeze", ["share", "middle"], ["row"]),
+        helper.make_node("Sub", ["row", "prototypes"], ["difference"]),
+        helper.make_node("Mul", ["difference", "difference"], ["square"]),
+        helper.make_node("ReduceSum", ["square", "colour"], ["distances"], keepdims=0),
+        helper.make_node("Mul", ["distances", "sharpness"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, ["batch", *spec.shape])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in OUTPUT_NAMES],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def tiny_rule() -> Rule:
+    """99 validation images a task, at distances 0.001, 0.002 ... from their prototype."""
+    scores = np.log(np.arange(1, 100) / 1000)
+    return Rule(alpha=0.05, tasks=tuple(TaskRule.fit(scores, classes=len(labels)) for labels in LABELS))
+
+
+def golden_pixels(spec: ImageSpec = SPEC) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (3, *spec.shape), dtype=np.uint8)
+
+
+def write_bundle(
+    folder: Path, *, graph: ModelProto | None = None, golden: Mapping[str, NDArray[Any]] | None = None
+) -> Path:
+    """Write a whole, valid bundle, except for what is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    graph_bytes = (graph or tiny_graph()).SerializeToString()
+    if golden is None:
+        pixels = golden_pixels()
+        session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
+        outputs = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
+        golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, outputs, strict=True))}
+    stored = io.BytesIO()
+    np.savez(stored, **golden)  # type: ignore[arg-type]
+    rule = tiny_rule()
+    contents = {RULE: rule.model_dump_json().encode(), GRAPH: graph_bytes, GOLDEN: stored.getvalue()}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    manifest = Manifest(
+        format=FORMAT,
+        name="tiny",
+        version="1",
+        created="2024-01-01T00:00:00Z",
+        method="colours",
+        preset="tiny",
+        seed=0,
+        image=SPEC,
+        tasks=tuple(
+            TaskInfo(task=task, first_class_id=2 * task, labels=labels, calibration=Calibration(scale=1, shift=0))
+            for task, labels in enumerate(LABELS)
+        ),
+        alpha=rule.alpha,
+        threshold=threshold(rule.alpha),
+        metrics={"accuracy": 1.0},
+        versions={"numpy": np.__version__},
+        verification={"max_logit_difference": 0.0},
+        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in contents.items()},
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json())
+    return folder
+
+
+def golden_of(model: Model) -> dict[str, NDArray[Any]]:
+    """What a model's golden file holds, to be damaged."""
+    return {INPUT_NAME: model.bundle.golden.pixels, **model.bundle.golden.outputs}
+
+
+def edit_manifest(folder: Path, **changes: Any) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def reseal(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file and make the manifest agree, so that only the content is wrong."""
+    (folder / name).write_bytes(content)
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    edit_manifest(folder, files={**files, name: {"sha256": sha256(content), "size": len(content)}})
+
+
+def image_bytes(
+    colour: Any = (255, 0, 0), *, size: tuple[int, int] = (8, 8), mode: str = "RGB", kind: str = "PNG", **options: Any
+) -> bytes:
+    return saved(Image.new(mode, size, colour), kind, **options)
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    stored = io.BytesIO()
+    image.save(stored, kind, **options)
+    return stored.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that announces a size and holds next to nothing."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+def server_environment(home: Path, bundle: Path | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BENTOML_", "OPENWORLD_"))}
+    chosen = {} if bundle is None else {"OPENWORLD_BUNDLE": str(bundle)}
+    return {**kept, **chosen, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
+
+
+def serve_command(target: str, port: int) -> list[str]:
+    return [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    port: int
+    log: Path
+
+
+@contextlib.contextmanager
+def serving(
+    home: Path, bundle: Path | None, *, target: str = "serving.service:OpenWorld", cwd: Path = ROOT
+) -> Iterator[Server]:
+    """A real server in a process of its own, from ready to gone."""
+    port = free_port()
+    home.mkdir(parents=True, exist_ok=True)
+    server = Server(f"http://127.0.0.1:{port}", port, home / "server.log")
+    with server.log.open("wb") as output:
+        process = subprocess.Popen(
+            serve_command(target, port),
+            cwd=cwd,
+            env=server_environment(home, bundle),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_until_ready(server, process)
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], patience: float = 60) -> None:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{server.url}/readyz", timeout=patience).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"server not ready, exit code {process.poll()}:\n{server.log.read_text()}")

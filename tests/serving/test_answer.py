@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from serving.answer import Question, answer, answer_image, describe
+from serving.bundle import TaskInfo
+from serving.errors import ParameterError
+from serving.runtime import Model
+from tests.helpers_serving import COLOURS, GREY, image_bytes
+
+
+@pytest.mark.parametrize("label", COLOURS)
+def test_every_class_is_known_by_its_colour(model: Model, label: str) -> None:
+    said = answer_image(model, image_bytes(COLOURS[label]), Question.ask(model))
+    assert (said.label, said.known, said.best_guess) == (label, True, label)
+    assert model.manifest.labels[said.class_id] == label
+    assert said.unknown_score <= said.threshold
+
+
+def test_grey_is_unknown_but_has_a_best_guess(model: Model) -> None:
+    said = answer_image(model, image_bytes(GREY), Question.ask(model))
+    assert (said.label, said.known) == ("unknown", False)
+    assert said.best_guess in COLOURS
+    assert said.unknown_score > said.threshold == -math.log10(0.05)
+
+
+def test_the_numbers_of_an_answer_agree_with_each_other(model: Model) -> None:
+    said = answer_image(model, image_bytes((200, 90, 40)), Question.ask(model, top=4))
+    assert said.confidence == said.p_within_task * said.p_task
+    assert said.top[0].probability == said.confidence
+    assert (said.top[0].label, said.top[0].class_id, said.top[0].task) == (said.best_guess, said.class_id, said.task)
+    assert sum(entry.probability for entry in said.top) == pytest.approx(1)
+    assert [entry.probability for entry in said.top] == sorted((e.probability for e in said.top), reverse=True)
+    assert {(entry.class_id, entry.task) for entry in said.top} == {(0, 0), (1, 0), (2, 1), (3, 1)}
+    assert said.tasks[said.task].p_task == said.p_task
+    assert said.tasks[said.task].best_label == said.best_guess
+    assert said.unknown_score == min(task.unknown_score for task in said.tasks)
+    assert said.unknown_score == pytest.approx(-math.log10(said.p_value))
+
+
+def test_within_a_given_task(model: Model) -> None:
+    said = answer_image(model, image_bytes(COLOURS["red"]), Question.ask(model, task=1))
+    assert (said.task, said.p_task) == (1, 1.0)
+    assert said.best_guess == "yellow"
+    assert not said.known
+
+
+def test_alpha_moves_the_threshold(model: Model) -> None:
+    colour = (255, 65, 0)
+    strict, lenient = (
+        answer_image(model, image_bytes(colour), Question.ask(model, alpha=alpha)) for alpha in (0.9, 0.01)
+    )
+    assert not strict.known
+    assert lenient.known
+    assert strict.unknown_score == lenient.unknown_score
+    assert (strict.alpha, lenient.threshold) == (0.9, 2.0)
+
+
+def test_three_classes_are_listed_unless_asked(model: Model) -> None:
+    assert len(answer_image(model, image_bytes(), Question.ask(model)).top) == 3
+    assert len(answer_image(model, image_bytes(), Question.ask(model, top=1)).top) == 1
+
+
+def test_a_class_that_is_called_unknown_stays_known(model: Model) -> None:
+    tasks = model.manifest.tasks
+    renamed = TaskInfo(**{**tasks[0].model_dump(), "labels": ("unknown", "green")})
+    manifest = model.manifest.model_copy(update={"tasks": (renamed, *tasks[1:])})
+    verdicts = model.predict(np.broadcast_to(np.array(COLOURS["red"], np.uint8), (1, 8, 8, 3)))
+    said = answer(verdicts, 0, manifest, Question.ask(model))
+    assert (said.label, said.known) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ({"task": 2}, "0 to 1"),
+        ({"task": -1}, "0 to 1"),
+        ({"alpha": 0.0}, "0 < alpha < 1"),
+        ({"alpha": 1.0}, "0 < alpha < 1"),
+        ({"alpha": math.nan}, "0 < alpha < 1"),
+        ({"top": 0}, "1 to 4"),
+        ({"top": 5}, "1 to 4"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(model: Model, asked: dict[str, float], allowed: str) -> None:
+    with pytest.raises(ParameterError) as refused:
+        Question.ask(model, **asked)  # type: ignore[arg-type]
+    assert refused.value.allowed == allowed
+
+
+def test_description_of_what_is_served(model: Model) -> None:
+    described = describe(model)
+    assert [task.labels for task in described.tasks] == [("red", "green"), ("blue", "yellow")]
+    assert (described.alpha, described.provider) == (0.05, "CPUExecutionProvider")

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from serving.decision import SCORES, Rule, TaskRule, decide, threshold
+
+TASK = TaskRule.fit([1.0, 2.0, 3.0, 4.0], classes=2)
+RULE = Rule(score="max_logit", alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2)
+LOGITS = np.array([[2.0, 0.0, 1.0, 1.0], [0.0, 4.0, -3.0, -9.0], [1.0, 1.0, 1.0, 1.0]])
+OUTPUTS = {"logits": LOGITS, "distances": np.ones_like(LOGITS)}
+
+
+@pytest.mark.parametrize(
+    ("score", "p_value"),
+    [
+        (0.0, 1.0),
+        (1.0, 1.0),
+        (2.0, 0.8),
+        # A tenth of the tail after a score nine tenths of its step are done; halfway there, half of that.
+        (2.05, 0.71),
+        (2.1, 0.62),
+        (2.55, 0.61),
+        (3.0, 0.6),
+        (4.0, 0.4),
+        # The median is 2.5, so the tail is the mean of 0.5 and 1.5.
+        (4.1, 0.22),
+        (5.1, 0.22 * math.exp(-1)),
+        (104.1, 0.22 * math.exp(-100)),
+    ],
+)
+def test_p_value_by_hand(score: float, p_value: float) -> None:
+    assert np.exp(TASK.log_p_value(np.array([score])))[0] == pytest.approx(p_value, rel=1e-12)
+
+
+def test_tied_validation_scores_count_each() -> None:
+    task = TaskRule.fit([1.0, 2.0, 2.0, 2.0], classes=1)
+    assert task.validation_counts == (1, 3)
+    assert np.exp(task.log_p_value(np.array([2.0])))[0] == pytest.approx(4 / 5)
+
+
+def test_decision_by_hand() -> None:
+    verdicts = decide(OUTPUTS, RULE)
+    # Row 0: scores -2 and -1 around the same center, so that one lies one further out; p-values 3/5 and 2/5.
+    nearer = 1 / (1 + math.exp(-SCORES["max_logit"].sharpness))
+    assert verdicts.p_task[0] == pytest.approx([nearer, 1 - nearer])
+    within = 1 / (1 + math.exp(-2))
+    assert verdicts.p_within_task[0] == pytest.approx([within, 1 - within, 0.5, 0.5])
+    assert (verdicts.class_id[0], verdicts.task[0], verdicts.known[0]) == (0, 0, True)
+    assert verdicts.p_value[0] == pytest.approx(0.6)
+    assert verdicts.unknown_score[0] == pytest.approx(-math.log10(0.6))
+    # Row 1: task 0 scores -4, the best that validation saw; task 1 scores 3, which is 3.9 tails beyond its last step.
+    assert verdicts.p_value[1] == pytest.approx(1.0)
+    assert verdicts.task_unknown_score[1] == pytest.approx([0.0, -math.log10(0.22 * math.exp(-3.9))])
+    assert (verdicts.class_id[1], verdicts.task[1]) == (1, 0)
+
+
+def test_a_tie_falls_to_the_first_class() -> None:
+    verdicts = decide(OUTPUTS, RULE)
+    assert (verdicts.class_id[2], verdicts.task[2]) == (0, 0)
+
+
+def test_probability_is_the_product_exactly() -> None:
+    verdicts = decide(OUTPUTS, RULE)
+    expected = verdicts.p_within_task * np.repeat(verdicts.p_task, 2, axis=1)
+    assert (verdicts.probability == expected).all()
+    assert verdicts.probability.sum(axis=1) == pytest.approx([1, 1, 1])
+
+
+def test_given_task_answers_within_it() -> None:
+    verdicts = decide(OUTPUTS, RULE, given_task=1)
+    assert verdicts.task.tolist() == [1, 1, 1]
+    assert verdicts.class_id.tolist() == [2, 2, 2]
+    assert verdicts.p_task.tolist() == [[0.0, 1.0]] * 3
+    assert verdicts.p_value[0] == pytest.approx(0.4)
+    assert verdicts.known.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("alpha", "known"), [(0.59, True), (0.61, False)])
+def test_alpha_decides_what_is_known(alpha: float, known: bool) -> None:
+    assert decide(OUTPUTS, RULE, alpha=alpha).known[0] == known
+
+
+def test_exactly_alpha_is_known() -> None:
+    assert decide(OUTPUTS, RULE, alpha=2 / 5, given_task=1).known[0]
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    together = decide(OUTPUTS, RULE)
+    for row in range(len(LOGITS)):
+        alone = decide({name: values[row : row + 1] for name, values in OUTPUTS.items()}, RULE)
+        for one, many in zip(alone, together, strict=True):
+            assert np.array_equal(one[0], many[row])
+
+
+def test_mahalanobis_takes_the_nearest_class() -> None:
+    rule = Rule(score="mahalanobis", alpha=0.05, tasks=(TaskRule.fit(np.log([1.0, 2.0, 4.0]), classes=2),))
+    outputs = {"logits": np.zeros((2, 2)), "distances": np.array([[2.0, 9.0], [0.0, 9.0]])}
+    assert decide(outputs, rule).p_value == pytest.approx([3 / 4, 1.0])
+
+
+def test_threshold_is_minus_log10_alpha() -> None:
+    assert threshold(0.05) == pytest.approx(1.30103, abs=1e-5)
+
+
+@pytest.mark.parametrize("scores", [[], [math.nan], [1.0, math.inf]])
+def test_fit_refuses_scores_that_rank_nothing(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        TaskRule.fit(scores, classes=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"score": "guess"}, "allowed: mahalanobis, max_logit"), ({"alpha": 0.0}, "alpha"), ({"tasks": ()}, "tasks")],
+)
+def test_rule_refuses_bad_values(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Rule.model_validate({**RULE.model_dump(), **change})
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    scores=st.lists(st.integers(-60, 60).map(lambda quarter: quarter / 4), min_size=2, max_size=40),
+    share=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_exchangeable_images_are_accepted_at_least_1_minus_alpha(scores: list[float], share: float) -> None:
+    """Whichever of n + 1 scores is the new one, at most alpha * (n + 1) of them are rejected (alpha >= 1 / (n + 1))."""
+    smallest = 1 / len(scores)
+    alpha = smallest + share * (0.999 - smallest)
+    rejected = 0
+    for new, score in enumerate(scores):
+        task = TaskRule.fit(scores[:new] + scores[new + 1 :], classes=1)
+        rule = Rule(score="max_logit", alpha=alpha, tasks=(task,))
+        rejected += not decide({"logits": np.array([[-score]]), "distances": np.zeros((1, 1))}, rule).known[0]
+    assert rejected <= alpha * len(scores) + 1e-9

@@ -1,0 +1,1 @@
+"""From images to a run: one task after another, none forgotten."""

@@ -1,0 +1,145 @@
+"""The one file a run is resumed and exported from: safetensors, so that loading it runs no code.
+
+It is replaced atomically and the one before it is kept: a run that is killed at any point leaves a readable one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.network import Network
+from serving.decision import TaskRule
+from training.config import RunConfig
+
+CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
+NETWORK, OPTIMIZER = "network.", "optimizer."
+
+
+class RunError(Exception):
+    """A run directory that cannot be used; the message says why and what would do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. `phase` is what comes next for `task`, `epoch` how much of it is done."""
+
+    task: int = 0
+    phase: str = "features"
+    epoch: int = 0
+    seconds: float = 0.0
+    rules: tuple[TaskRule, ...] = ()
+
+    def finished_features(self) -> int:
+        """How many tasks have their features learned and protected."""
+        return self.task + (self.phase == "head")
+
+
+_PROGRESS = TypeAdapter(Progress)
+_CONFIG = TypeAdapter(RunConfig)
+
+
+def write_config(folder: Path, config: RunConfig) -> None:
+    _replace(folder / CONFIG, _CONFIG.dump_json(config, indent=2) + b"\n")
+
+
+def read_config(folder: Path) -> RunConfig:
+    try:
+        return _CONFIG.validate_json((folder / CONFIG).read_bytes())
+    except OSError as error:
+        raise RunError(
+            f"{folder}: not a run ({error.strerror}: {CONFIG}); make one with `python -m training.fit`"
+        ) from None
+    except ValueError as error:
+        raise RunError(f"{folder / CONFIG}: {error}") from error
+
+
+def save(folder: Path, network: Network, optimizer: torch.optim.Optimizer | None, progress: Progress) -> None:
+    """Write the checkpoint; the one before it stays beside it until the next."""
+    tensors = {NETWORK + name: value for name, value in network.state_dict().items()}
+    if optimizer is not None:
+        for number, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                tensors[f"{OPTIMIZER}{number}.{name}"] = torch.as_tensor(value)
+    temporary = folder / f".{CURRENT}.{os.getpid()}"
+    contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(contiguous, temporary, metadata={"progress": _PROGRESS.dump_json(progress).decode()})
+    _sync(temporary)
+    if (folder / CURRENT).exists():
+        os.replace(folder / CURRENT, folder / PREVIOUS)
+    os.replace(temporary, folder / CURRENT)
+    _sync(folder)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as it lies on disk."""
+
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+    def load_network(self, network: Network, classes: list[int]) -> None:
+        """Give a fresh network the tasks learned so far (classes of each task, whole run) and their weights."""
+        progress = self.progress
+        learning = progress.task < len(classes)
+        for task in range(progress.task + learning):
+            network.add_task(classes[task])
+            if task < progress.finished_features():
+                network.finish(task)
+        own = {name.removeprefix(NETWORK): value for name, value in self.tensors.items() if name.startswith(NETWORK)}
+        for task in range(min(progress.task, len(classes))):
+            for name in ("means", "whitening"):
+                setattr(network.distance(task), name, torch.empty_like(own[f"distances.{task}.{name}"]))
+        network.load_state_dict(own)
+
+    def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in self.tensors.items():
+            if name.startswith(OPTIMIZER):
+                number, key = name.removeprefix(OPTIMIZER).split(".", 1)
+                state.setdefault(int(number), {})[key] = value
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def load(folder: Path) -> Checkpoint:
+    """The newest readable checkpoint of a run."""
+    problems = []
+    for name in (CURRENT, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            with safe_open(path, framework="pt") as stored:
+                progress = _PROGRESS.validate_json((stored.metadata() or {}).get("progress", ""))
+                return Checkpoint(progress, {key: stored.get_tensor(key) for key in stored.keys()})  # noqa: SIM118
+        except (SafetensorError, ValueError, OSError) as error:
+            problems.append(f"{path}: {error}")
+    raise RunError("; ".join(problems) or f"{folder}: no checkpoint yet; nothing was learned there")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a JSON file at once, so that a reader sees the old one or the new one."""
+    _replace(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    _sync(temporary)
+    os.replace(temporary, path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

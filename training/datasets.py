@@ -1,0 +1,148 @@
+"""Where images come from. Every source ends as 8-bit pixels of the preset's size, with a label for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from serving.bundle import ImageSpec
+from serving.errors import RequestError
+from serving.preprocess import decode, to_pixels
+
+TEST_SHARE = 0.25
+SPLIT_SEED = 0
+"""What is held out for testing depends on neither seed nor method, so that runs can be compared."""
+
+log = logging.getLogger(__name__)
+
+
+class DataError(Exception):
+    """Images that cannot be learned from; the message says which and what would do."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """`pixels[i]`, uint8 [height, width, channels], shows `labels[i]`."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def of(self, labels: Iterable[str]) -> Images:
+        """Those of some classes only."""
+        return self.at(np.isin(self.labels, list(labels)).nonzero()[0])
+
+    def at(self, index: NDArray[np.integer]) -> Images:
+        return Images(self.pixels[index], self.labels[index])
+
+    def split(self, share: float, seed: int) -> tuple[Images, Images]:
+        """Most of each class, and `share` of each class: at least one image on either side."""
+        generator = np.random.default_rng(seed)
+        kept, taken = [], []
+        for label in np.unique(self.labels):
+            index = generator.permutation((self.labels == label).nonzero()[0])
+            if len(index) < 2:
+                raise DataError(f"class {label!r} has {len(index)} image; at least 2 are needed to hold some out")
+            count = min(max(1, round(share * len(index))), len(index) - 1)
+            taken.append(index[:count])
+            kept.append(index[count:])
+        return self.at(np.sort(np.concatenate(kept))), self.at(np.sort(np.concatenate(taken)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training and test images, and their classes in the order in which tasks take them."""
+
+    train: Images
+    test: Images
+    classes: tuple[str, ...]
+
+
+def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:
+    """A named data set, or `folder` for class folders under `data`."""
+    if name not in SOURCES:
+        raise DataError(f"dataset is {name!r}; allowed: {', '.join(SOURCES)}")
+    return SOURCES[name](spec, data)
+
+
+def _digits(spec: ImageSpec, data: str | None) -> Source:
+    """scikit-learn's 1,797 handwritten digits, which come with the package."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    grey = (bunch.images * (255 / 16)).round().astype(np.uint8)
+    pixels = np.stack([to_pixels(Image.fromarray(image), spec) for image in grey])
+    images = Images(pixels, bunch.target.astype(str))
+    train, test = images.split(TEST_SHARE, SPLIT_SEED)
+    return Source(train, test, tuple(map(str, range(10))))
+
+
+def _mnist(spec: ImageSpec, data: str | None) -> Source:
+    """MNIST as torchvision knows it; `data` is the folder that holds or shall hold MNIST/raw."""
+    from torchvision.datasets import MNIST
+
+    root = data or "data"
+    parts = []
+    for train in (True, False):
+        try:
+            part = MNIST(root, train=train, download=not (Path(root) / "MNIST" / "raw").is_dir())
+        except (OSError, RuntimeError) as error:
+            raise DataError(
+                f"MNIST is not in {root}/MNIST/raw and could not be downloaded ({error}); "
+                "give its folder with --data, or run where there is a network"
+            ) from error
+        pixels = np.stack([to_pixels(Image.fromarray(image), spec) for image in part.data.numpy()])
+        parts.append(Images(pixels, part.targets.numpy().astype(str)))
+    return Source(parts[0], parts[1], tuple(map(str, range(10))))
+
+
+def _folder(spec: ImageSpec, data: str | None) -> Source:
+    """Anyone's images: one folder a class, under train/ and test/ or all together to be split."""
+    if data is None:
+        raise DataError("this preset learns from a folder: give it with --data FOLDER")
+    root = Path(data)
+    if not root.is_dir():
+        raise DataError(f"--data {root}: no such folder")
+    if (root / "train").is_dir():
+        train = read_folder(root / "train", spec)
+        if (root / "test").is_dir():
+            test = read_folder(root / "test", spec)
+        else:
+            train, test = train.split(TEST_SHARE, SPLIT_SEED)
+    else:
+        train, test = read_folder(root, spec).split(TEST_SHARE, SPLIT_SEED)
+    return Source(train, test, tuple(sorted(set(train.labels.tolist()))))
+
+
+def read_folder(root: Path, spec: ImageSpec) -> Images:
+    """Every image of every class folder; a file that is not a readable image is named, skipped and counted."""
+    pixels: list[NDArray[np.uint8]] = []
+    labels: list[str] = []
+    skipped = 0
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        for file in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+            try:
+                pixels.append(to_pixels(decode(file.read_bytes()), spec))
+            except (RequestError, OSError) as error:
+                skipped += 1
+                log.warning("skipped %s: %s", file, error)
+                continue
+            labels.append(folder.name)
+    if not labels:
+        raise DataError(
+            f"{root}: no image in any class folder; expected PNG, JPEG, WebP or BMP files in {root}/<class>/"
+        )
+    if skipped:
+        log.warning("%s: %d files skipped, %d images read", root, skipped, len(labels))
+    return Images(np.stack(pixels), np.array(labels))
+
+
+SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {"digits": _digits, "mnist": _mnist, "folder": _folder}

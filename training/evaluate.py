@@ -1,0 +1,122 @@
+"""Measure a run on its test images: `python -m training.evaluate RUN [--json]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.network import Network
+from serving.decision import OUTPUT_NAMES, Rule, decide
+from training import metrics
+from training.checkpoint import RunError, load, read_config
+from training.classifier import task_outputs
+from training.config import RunConfig
+from training.datasets import DataError, Images, Source, load_source
+from training.device import choose_device
+from training.report import summary
+from training.tasks import to_device
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with every task learned."""
+
+    config: RunConfig
+    network: Network
+    rule: Rule
+    seconds: float
+
+
+def open_run(folder: Path, device: torch.device) -> Run:
+    """Load a finished run, or say what is missing."""
+    config = read_config(folder)
+    checkpoint = load(folder)
+    if checkpoint.progress.task < len(config.tasks):
+        raise RunError(
+            f"{folder}: {checkpoint.progress.task} of {len(config.tasks)} tasks are learned; "
+            f"go on with `python -m training.fit --out {folder} --resume`"
+        )
+    network = Network(config.preset.network)
+    checkpoint.load_network(network, [len(labels) for labels in config.tasks])
+    network.to(device).eval()
+    rule = Rule(alpha=config.preset.alpha, tasks=checkpoint.progress.rules)
+    return Run(config, network, rule, checkpoint.progress.seconds)
+
+
+def all_outputs(network: Network, pixels: NDArray[np.uint8], device: torch.device) -> dict[str, NDArray[Any]]:
+    """What the decision reads, for uint8 images [n, height, width, channels]: every task's columns side by side."""
+    images = to_device(pixels, device)
+    parts = [task_outputs(network, task, images) for task in range(len(network.heads))]
+    every = [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
+    return dict(zip(OUTPUT_NAMES, every, strict=True))
+
+
+def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
+    """The test images of learned classes, and those of classes that no task has."""
+    learned = [label for task in config.tasks for label in task]
+    return source.test.of(learned), source.test.of(set(source.classes) - set(learned))
+
+
+def measure(run: Run, source: Source, device: torch.device) -> dict[str, Any]:
+    """All metrics of a finished run."""
+    known, unknown = known_and_unknown(source, run.config)
+    labels = [label for task in run.config.tasks for label in task]
+    class_ids = np.array([labels.index(str(label)) for label in known.labels])
+    outputs = all_outputs(run.network, known.pixels, device)
+    verdicts = decide(outputs, run.rule)
+    true_task = metrics.task_of(class_ids, run.rule)
+    per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
+    matrix = metrics.accuracy_matrix(outputs, run.rule, class_ids)
+    result: dict[str, Any] = {
+        "method": run.config.method,
+        "preset": run.config.preset.name,
+        "seed": run.config.seed,
+        "wall_seconds": round(run.seconds, 1),
+        "test_images": len(known),
+        "cil_accuracy": float((verdicts.class_id == class_ids).mean()),
+        "til_accuracy": metrics.til_accuracy(outputs, run.rule, class_ids),
+        "tp_accuracy": float((verdicts.task == true_task).mean()),
+        "task_auroc": float(np.mean(per_task)) if per_task else None,
+        "task_auroc_per_task": per_task,
+        "forgetting": metrics.forgetting(matrix),
+        "accuracy_matrix": matrix,
+        "unknown": None,
+    }
+    if len(unknown):
+        result["unknown_images"] = len(unknown)
+        result["unknown"] = metrics.unknown_metrics(outputs, all_outputs(run.network, unknown.pixels, device), run.rule)
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--data", help="where the images are now, if not where they were learned from")
+    chosen = parser.parse_args(arguments)
+    device = choose_device()
+    try:
+        run = open_run(chosen.run, device)
+        preset = run.config.preset
+        source = load_source(preset.dataset, preset.image, chosen.data or run.config.data)
+        result = measure(run, source, device)
+    except (RunError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if chosen.json:
+        print(json.dumps(result, indent=2))
+    else:
+        summary(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

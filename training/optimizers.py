@@ -1,0 +1,52 @@
+"""Step sizes: LARS as the paper's runs use it, and the warm-up and cosine that all of them share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+TRUST = 0.001
+
+
+class Lars(torch.optim.SGD):
+    """SGD with momentum whose step on each parameter is at most TRUST of the parameter's norm."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr=lr, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                size, slope = parameter.norm(), parameter.grad.norm()
+                ratio = TRUST * size / (slope * group["lr"]).clamp(min=1e-12)
+                # A parameter at zero has no scale to trust: it takes the plain step.
+                parameter.grad.mul_(torch.where(size > 0, ratio.clamp(max=1.0), torch.ones_like(ratio)))
+        return super().step(closure)
+
+
+def make_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """`lars` or `adam`."""
+    if name == "lars":
+        return Lars(parameters, lr)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    raise ValueError(f"optimizer is {name!r}; allowed: adam, lars")
+
+
+def warmup_cosine(progress: float, warmup: float) -> float:
+    """The share of the full learning rate at `progress` of a run (0 to 1), rising until `warmup`."""
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-9)))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

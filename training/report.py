@@ -1,0 +1,79 @@
+"""What a person sees of a run: progress while it learns, a table when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class EpochBar:
+    """Advances by one epoch at a time and shows the loss."""
+
+    def __init__(self, progress: Progress, name: str, done: int, total: int) -> None:
+        self._progress = progress
+        self._bar = progress.add_task(name, total=total, completed=done, loss="")
+
+    def advance(self, loss: float) -> None:
+        self._progress.update(self._bar, advance=1, loss=f"loss {loss:.3f}")
+
+
+class Reporter:
+    """Progress bars on a terminal; a line a phase where there is none, so that logs stay readable."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    @contextmanager
+    def bar(self, name: str, done: int, total: int) -> Iterator[EpochBar]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console) as progress:
+            yield EpochBar(progress, name, done, total)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def summary(result: Mapping[str, Any]) -> None:
+    """The metrics of a run as tables on standard output."""
+    console = Console()
+    table = Table(title=f"{result['preset']}, {result['method'].upper()}+CSI, seed {result['seed']}")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    table.add_column("what it says")
+    table.add_row("CIL accuracy", _percent(result["cil_accuracy"]), "right class among all classes of all tasks")
+    table.add_row("TIL accuracy", _percent(result["til_accuracy"]), "right class when the task is given (WP)")
+    table.add_row("TP accuracy", _percent(result["tp_accuracy"]), "right task")
+    if result["task_auroc"] is not None:
+        table.add_row("task AUROC", f"{result['task_auroc']:.4f}", "each task's own images against the other tasks'")
+    table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
+    if unknown := result["unknown"]:
+        table.add_section()
+        table.add_row("unknown AUROC", f"{unknown['auroc']:.4f}", "learned classes against classes never learned")
+        table.add_row("FPR at 95 %", _percent(unknown["fpr95"]), "unknowns let through when 95 % of knowns are")
+        table.add_row("known accepted", _percent(unknown["accepted_known"]), "at the run's alpha")
+        table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
+    console.print(table)
+    matrix = Table(title="CIL accuracy on each task's test images, % (row: after learning that task)")
+    matrix.add_column("after")
+    for task in range(len(result["accuracy_matrix"])):
+        matrix.add_column(f"task {task}", justify="right")
+    for task, row in enumerate(result["accuracy_matrix"]):
+        matrix.add_row(f"task {task}", *[f"{100 * value:.1f}" for value in row])
+    console.print(matrix)

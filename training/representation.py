@@ -1,0 +1,75 @@
+"""Step 1: learn a task's features with the supervised contrastive loss, and forget nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from models.network import Network
+from models.unit_mask import sparsity
+from training.augment import Augmentation, eight_views
+from training.config import FeatureLearning
+from training.device import mixed_precision
+from training.losses import supervised_contrastive
+from training.optimizers import set_lr, warmup_cosine
+from training.protection import Protection
+from training.tasks import Batchable, TaskData
+
+
+def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The data once, in random order: images in [0, 1] and classes."""
+    for index in torch.randperm(len(data)).split(size):
+        index = index.to(data.pixels.device)
+        yield data.images(index), data.local_classes[index]
+
+
+def sharpness_at(position: float, maximum: float) -> float:
+    """HAT's s: from 1 / maximum at the first batch of an epoch (position 0) to maximum at the last (1)."""
+    return 1 / maximum + (maximum - 1 / maximum) * position
+
+
+def learn_features(
+    network: Network,
+    task: int,
+    data: TaskData,
+    how: FeatureLearning,
+    views: Augmentation,
+    optimizer: torch.optim.Optimizer,
+    epochs: range,
+    start_epoch: Callable[[int], None],
+    end_epoch: Callable[[int, float], None],
+) -> None:
+    """Run the epochs that are left; `start_epoch` seeds, `end_epoch` gets the mean loss and saves."""
+    network.train()
+    protection = Protection(network)
+    masks = network.unit_masks()
+    weight = how.sparsity_first if task == 0 else how.sparsity_later
+    count = -(-len(data.train) // how.batch_size)
+    device = data.train.pixels.device
+    for epoch in epochs:
+        start_epoch(epoch)
+        total = 0.0
+        for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
+            progress = (epoch + (batch + 1) / count) / how.epochs
+            set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs))
+            sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness) if masks else None
+            turned, turned_classes = eight_views(images, classes, data.classes, views)
+            with mixed_precision(device):
+                vectors = network.project(turned, task, sharpness)
+            loss = supervised_contrastive(vectors.float(), turned_classes, how.temperature)
+            total += loss.item() * len(images)
+            if masks:
+                loss = loss + weight * sparsity(masks)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            protection.mask_gradients()
+            for mask in masks:
+                assert sharpness is not None
+                mask.compensate(task, sharpness, how.max_sharpness)
+            optimizer.step()
+            protection.restore()
+            for mask in masks:
+                mask.clamp(task)
+        end_epoch(epoch, total / len(data.train))

@@ -1,0 +1,96 @@
+"""Classes in tasks: who belongs where, and each task's own images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.config import RunConfig
+from training.datasets import DataError, Images, Source
+
+
+@dataclass(frozen=True)
+class Batchable:
+    """Images on their device as uint8 [n, channels, height, width], with the class within the task [n]."""
+
+    pixels: Tensor
+    local_classes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.local_classes)
+
+    def images(self, index: Tensor | slice) -> Tensor:
+        """Some of them as floats in [0, 1]."""
+        return to_unit(self.pixels[index])
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What learning one task may look at."""
+
+    labels: tuple[str, ...]
+    train: Batchable
+    validation: Batchable
+
+    @property
+    def classes(self) -> int:
+        return len(self.labels)
+
+
+def to_unit(pixels: Tensor) -> Tensor:
+    """uint8 to floats in [0, 1]."""
+    return pixels.to(torch.float32) / 255
+
+
+def to_device(pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
+    """uint8 [n, height, width, channels] to [n, channels, height, width] on the device."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))).to(device)
+
+
+def parse_tasks(text: str) -> tuple[tuple[str, ...], ...]:
+    """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck"))."""
+    tasks = tuple(tuple(label.strip() for label in part.split(",") if label.strip()) for part in text.split(";"))
+    return tuple(task for task in tasks if task)
+
+
+def in_tasks_of(classes: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
+    """Consecutive classes, `size` to a task; the last task may be smaller."""
+    if size < 1:
+        raise ValueError(f"classes per task is {size}; allowed: 1 or more")
+    return tuple(tuple(classes[start : start + size]) for start in range(0, len(classes), size))
+
+
+def check_classes(tasks: Sequence[Sequence[str]], source: Source) -> None:
+    """Every class of every task must have images."""
+    missing = [label for task in tasks for label in task if label not in source.classes]
+    if missing:
+        raise DataError(f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(source.classes)}")
+
+
+def task_data(source: Source, config: RunConfig, task: int, device: torch.device) -> TaskData:
+    """One task's training and validation images; no other task's are touched."""
+    labels = config.tasks[task]
+    images = source.train.of(labels)
+    if (limit := config.preset.images_per_class) is not None:
+        images = _at_most(images, limit, config.seed)
+    train, validation = images.split(config.preset.validation_share, config.seed)
+    return TaskData(labels, _batchable(train, labels, device), _batchable(validation, labels, device))
+
+
+def _batchable(images: Images, labels: Sequence[str], device: torch.device) -> Batchable:
+    position = {label: place for place, label in enumerate(labels)}
+    local = torch.tensor([position[str(label)] for label in images.labels])
+    return Batchable(to_device(images.pixels, device), local.to(device))
+
+
+def _at_most(images: Images, limit: int, seed: int) -> Images:
+    generator = np.random.default_rng(seed)
+    chosen = [
+        generator.permutation((images.labels == label).nonzero()[0])[:limit] for label in np.unique(images.labels)
+    ]
+    return images.at(np.sort(np.concatenate(chosen)))
