@@ -38,10 +38,16 @@ class RotationHead(nn.Module):
         logits = torch.einsum("nf,rfc->nrc", features, self.weight) + self.bias.transpose(0, 1)
         return logits.flatten(1)
 
-    def ensemble(self, features: Tensor, live: Tensor) -> Tensor:
-        """[4, n, live features] of n images' rotations -> [n, classes], their mean logit, calibrated."""
-        logits = torch.bmm(features, self.weight[:, live]) + self.bias
+    def ensemble(self, features: Tensor) -> Tensor:
+        """[4, n, features] of n images' rotations -> [n, classes], their mean logit, calibrated."""
+        logits = torch.bmm(features, self.weight) + self.bias
         return logits.mean(dim=0) * self.scale + self.shift
+
+    def live_part(self, live: Tensor) -> RotationHead:
+        """The same head on the features that the task uses; the others are zero and say nothing."""
+        part = RotationHead(len(live), self.classes).to(self.weight.device)
+        part.load_state_dict({**self.state_dict(), "weight": self.weight.detach()[:, live]})
+        return part
 
 
 class Projection(TaskLayer):

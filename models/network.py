@@ -102,15 +102,14 @@ class Network(nn.Module):
         return vectors
 
     def rotated_features(self, images: Tensor, task: int) -> Tensor:
-        """[n, ...] -> [4, n, live features]: what a finished task sees in each rotation of the images."""
-        features = self.features(rotations(images), task)
-        return features[:, self.wires.after.live(task)].view(ROTATIONS, len(images), -1)
+        """[n, ...] -> [4, n, features]: what a finished task sees in each rotation of the images."""
+        return self.features(rotations(images), task).view(ROTATIONS, len(images), -1)
 
     def outputs(self, images: Tensor, task: int) -> tuple[Tensor, Tensor]:
         """A finished task's calibrated logits and class distances, each [n, classes]."""
         features = self.rotated_features(images, task)
         live = self.wires.after.live(task)
-        return self.head(task).ensemble(features, live), self.distance(task)(features)
+        return self.head(task).ensemble(features), self.distance(task)(features[:, :, live])
 
     def distance(self, task: int) -> ClassDistances:
         distance = self.distances[task]

@@ -11,7 +11,6 @@ from torch.nn import functional
 from models.task_layer import Selection, TaskLayer
 from models.unit_mask import Units, Wires
 
-
 MOMENTUM = 0.1
 
 
@@ -42,9 +41,12 @@ class TaskNorm(TaskLayer):
 
     def forward(self, images: Tensor) -> Tensor:
         norm = self.of(self.selection.task)
-        scale, shift, gate = norm.weight, norm.bias, self.wires.after.gate()
+        gate = self.wires.after.gate()
+        scale: Tensor | None = norm.weight
+        shift: Tensor | None = norm.bias
         if gate is not None:
-            scale, shift = (scale * gate, shift * gate) if self.affine else (gate, torch.zeros_like(gate))
+            scale = gate if scale is None else scale * gate
+            shift = torch.zeros_like(gate) if shift is None else shift * gate
         return functional.batch_norm(
             images, norm.running_mean, norm.running_var, scale, shift, norm.training, MOMENTUM, norm.eps
         )
@@ -52,7 +54,8 @@ class TaskNorm(TaskLayer):
     def live_affine(self, task: int) -> tuple[Tensor, Tensor]:
         """Scale and shift that a finished task's live units see, statistics included."""
         norm = self.of(task)
-        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         scale = torch.rsqrt(norm.running_var.double() + norm.eps)
         shift = -norm.running_mean.double() * scale
         if self.affine:

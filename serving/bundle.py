@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from serving.decision import OUTPUT_NAMES, Rule
+from serving.decision import OUTPUT_NAMES, Rule, threshold
 
 FORMAT = 1
 MANIFEST, RULE, GRAPH, GOLDEN = "manifest.json", "rule.json", "model.onnx", "golden.npz"
@@ -139,6 +139,15 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def fingerprint(manifest: Manifest) -> str:
+    """The version: a digest of all that a manifest says, but for the version itself and the time of writing.
+
+    The files' checksums are part of it, so equal versions mean equal answers, and an edited manifest is noticed.
+    """
+    content = manifest.model_dump(mode="json", exclude={"version", "created"})
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
+
+
 def load_bundle(path: str | Path) -> Bundle:
     """Read a bundle, or say in a BundleError why it must not be served."""
     folder = Path(path)
@@ -153,6 +162,11 @@ def load_bundle(path: str | Path) -> Bundle:
         rule = Rule.model_validate_json(contents[RULE])
     except ValidationError as error:
         raise BundleError(f"{folder / RULE}: {_first(error)}") from error
+    if (rule.alpha, threshold(rule.alpha)) != (manifest.alpha, manifest.threshold):
+        raise BundleError(
+            f"{folder / RULE}: alpha {rule.alpha} with threshold {threshold(rule.alpha)}; "
+            f"the manifest has {manifest.alpha} and {manifest.threshold}"
+        )
     sizes = [len(task.labels) for task in manifest.tasks]
     if [task.classes for task in rule.tasks] != sizes:
         raise BundleError(
@@ -173,9 +187,12 @@ def _read_manifest(folder: Path) -> Manifest:
     if found != FORMAT:
         raise BundleError(f"{path}: format {found!r}; this version reads format {FORMAT}")
     try:
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise BundleError(f"{path}: {_first(error)}") from error
+    if (got := fingerprint(manifest)) != manifest.version:
+        raise BundleError(f"{path}: corrupt or edited: its content is version {got}, it says {manifest.version}")
+    return manifest
 
 
 def _read_checked(folder: Path, name: str, info: FileInfo) -> bytes:

@@ -68,7 +68,7 @@ class TaskRule(BaseModel):
     )
     validation_counts: tuple[int, ...] = Field(description="how many validation images had each score")
     center: float = Field(description="median of the validation scores")
-    tail: float = Field(gt=0, description="how fast the p-value falls beyond the last validation score")
+    tail: float = Field(gt=0, description="beyond the last validation score, p falls tenfold over this")
 
     @model_validator(mode="after")
     def _check(self) -> TaskRule:
@@ -98,8 +98,8 @@ class TaskRule(BaseModel):
             tail=float(np.mean(upper - center)) if upper.size else 1.0,
         )
 
-    def log_p_value(self, score: Array) -> Array:
-        """Log of the conformal p-value (1 + #{s_i >= s}) / (n + 1), made continuous and strictly falling.
+    def surprise(self, score: Array) -> Array:
+        """-log10 of the conformal p-value (1 + #{s_i >= s}) / (n + 1), made continuous and strictly falling.
 
         Between two validation scores it stays just above the step function, so that acceptance of the task's own
         images is still at least 1 - alpha. Beyond the last one it falls exponentially: that ranks what is foreign,
@@ -108,8 +108,8 @@ class TaskRule(BaseModel):
         knots, values = self._curve
         inside = np.interp(score, knots, values)
         beyond = np.maximum(score - knots[-1], 0.0)
-        log_p: Array = np.log(inside) - beyond / self.tail
-        return log_p
+        surprise: Array = 0.0 - np.log10(inside) + beyond / self.tail
+        return surprise
 
     @cached_property
     def _curve(self) -> tuple[Array, Array]:
@@ -170,14 +170,14 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
     columns = rule.columns
     score = SCORES[rule.score]
     scores = np.stack([score.of(logits[:, own], distances[:, own]) for own in columns], axis=1)
-    log_p = np.stack([task.log_p_value(scores[:, k]) for k, task in enumerate(rule.tasks)], axis=1)
+    surprise = np.stack([task.surprise(scores[:, k]) for k, task in enumerate(rule.tasks)], axis=1)
     if given_task is None:
         p_task = _softmax(score.sharpness * (np.array([task.center for task in rule.tasks]) - scores))
-        best_log_p = log_p.max(axis=1)
+        unknown_score = surprise.min(axis=1)
     else:
-        p_task = np.zeros_like(log_p)
+        p_task = np.zeros_like(surprise)
         p_task[:, given_task] = 1.0
-        best_log_p = log_p[:, given_task]
+        unknown_score = surprise[:, given_task]
     p_within = np.concatenate([_softmax(logits[:, own]) for own in columns], axis=1)
     task_of_class = np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])
     probability = p_within * p_task[:, task_of_class]
@@ -186,10 +186,10 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
     return Verdicts(
         class_id=class_id,
         task=task_of_class[class_id],
-        known=best_log_p >= np.log(level),
-        p_value=np.exp(best_log_p),
-        unknown_score=0.0 - best_log_p / np.log(10),
-        task_unknown_score=0.0 - log_p / np.log(10),
+        known=unknown_score <= threshold(level),
+        p_value=10**-unknown_score,
+        unknown_score=unknown_score,
+        task_unknown_score=surprise,
         p_task=p_task,
         p_within_task=p_within,
         probability=probability,

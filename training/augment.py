@@ -44,10 +44,7 @@ def eight_views(images: Tensor, local_classes: Tensor, classes: int, how: Augmen
 def augment(images: Tensor, how: Augmentation) -> Tensor:
     """[n, channels, height, width] in [0, 1], the same out."""
     images = _crop(images, how)
-    if images.shape[1] == 3:
-        jittered = _jitter_colour(images, how)
-    else:
-        jittered = _jitter_light(images, how)
+    jittered = _jitter_colour(images, how) if images.shape[1] == 3 else _jitter_light(images, how)
     chosen = torch.rand(len(images), 1, 1, 1, device=images.device) < how.jitter_share
     images = torch.where(chosen, jittered, images)
     if images.shape[1] == 3 and how.grey_share > 0:

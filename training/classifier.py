@@ -54,7 +54,8 @@ def fit_head(
 @torch.no_grad()
 def fit_distances(network: Network, task: int, data: Batchable) -> None:
     """Class means and covariances in the finished features, from the task's own training images."""
-    features = [network.rotated_features(data.images(index), task) for index in _parts(data)]
+    live = network.wires.after.live(task)
+    features = [network.rotated_features(data.images(index), task)[:, :, live] for index in _parts(data)]
     network.distance(task).fit(torch.cat(features, dim=1), data.local_classes)
 
 

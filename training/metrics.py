@@ -53,7 +53,9 @@ def forgetting(matrix: list[list[float]]) -> float:
 
 def task_of(class_ids: NDArray[np.integer], rule: Rule) -> NDArray[np.integer]:
     """The task that each class belongs to."""
-    return np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])[class_ids]
+    owner = np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])
+    tasks: NDArray[np.integer] = owner[class_ids]
+    return tasks
 
 
 def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> float:

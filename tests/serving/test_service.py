@@ -228,7 +228,7 @@ def test_many_at_once_each_get_their_own_answer(server: Server) -> None:
 
 def test_model_says_what_is_served(client: httpx.Client, model: Model) -> None:
     said = client.get("/model").json()
-    assert (said["name"], said["version"]) == ("tiny", "1")
+    assert (said["name"], said["version"]) == ("tiny", model.manifest.version)
     assert [task["labels"] for task in said["tasks"]] == [["red", "green"], ["blue", "yellow"]]
     assert said["image"] == {"height": 8, "width": 8, "mode": "RGB"}
     assert said["provider"] == model.provider

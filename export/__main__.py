@@ -1,0 +1,130 @@
+"""Turn a run into a bundle: `python -m export RUN --out BUNDLE`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from export.bake import bake
+from export.graph import OPSET, to_onnx
+from export.verify import ParityError, open_session, run_graph, synthetic_images, verify
+from export.write import WriteError, write_directory
+from serving.bundle import (
+    FORMAT,
+    GOLDEN,
+    GRAPH,
+    INPUT_NAME,
+    MANIFEST,
+    RULE,
+    Calibration,
+    FileInfo,
+    Manifest,
+    TaskInfo,
+    fingerprint,
+    sha256,
+)
+from serving.decision import threshold
+from training.checkpoint import RunError
+from training.evaluate import Run, open_run
+
+GOLDEN_IMAGES = 8
+VERIFIED_IMAGES = 21
+PACKAGES = ("openworld", "torch", "onnx", "onnxruntime-gpu", "numpy")
+
+
+def export(folder: Path, out: Path) -> Manifest:
+    """Bake, convert, verify and write; the manifest of the new bundle."""
+    run = open_run(folder, torch.device("cpu"))
+    preset = run.config.preset
+    metadata = {"name": f"{preset.name}-{run.config.method}", "tasks": json.dumps(run.config.tasks)}
+    graph = to_onnx(bake(run.network), preset.image, metadata)
+    verification = verify(run.network, run.rule, graph, synthetic_images(preset.image, VERIFIED_IMAGES))
+    files = {RULE: run.rule.model_dump_json(indent=1).encode(), GRAPH: graph, GOLDEN: _golden(run, graph)}
+    manifest = _manifest(run, files, verification, _metrics(folder))
+    write_directory(out, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"})
+    return manifest
+
+
+def _golden(run: Run, graph: bytes) -> bytes:
+    """Images of nobody's, and what the graph says of them: the server's self-test."""
+    pixels = synthetic_images(run.config.preset.image, GOLDEN_IMAGES)
+    stored = io.BytesIO()
+    arrays: dict[str, Any] = {INPUT_NAME: pixels, **run_graph(open_session(graph), pixels)}
+    np.savez(stored, **arrays)
+    return stored.getvalue()
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "metrics.json").read_bytes()))
+    except OSError as error:
+        raise RunError(
+            f"{folder}: no metrics.json ({error.strerror}); "
+            f"finish it with `python -m training.fit --out {folder} --resume`"
+        ) from None
+
+
+def _manifest(run: Run, files: dict[str, bytes], verification: dict[str, float], metrics: dict[str, Any]) -> Manifest:
+    config = run.config
+    tasks = []
+    for task, (labels, columns) in enumerate(zip(config.tasks, run.rule.columns, strict=True)):
+        head = run.network.head(task)
+        calibration = Calibration(scale=float(head.scale), shift=float(head.shift))
+        tasks.append(TaskInfo(task=task, first_class_id=columns.start, labels=labels, calibration=calibration))
+    draft = Manifest(
+        format=FORMAT,
+        name=f"{config.preset.name}-{config.method}",
+        version="",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        method=config.method,
+        preset=config.preset.name,
+        seed=config.seed,
+        image=config.preset.image,
+        tasks=tuple(tasks),
+        alpha=run.rule.alpha,
+        threshold=threshold(run.rule.alpha),
+        metrics=metrics,
+        versions={**{name: _version(name) for name in PACKAGES}, "opset": str(OPSET)},
+        verification=verification,
+        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()},
+    )
+    return draft.model_copy(update={"version": fingerprint(draft)})
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m export", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="the bundle directory to write")
+    chosen = parser.parse_args(arguments)
+    try:
+        manifest = export(chosen.run, chosen.out)
+    except (RunError, ParityError, WriteError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    worst = max(value for name, value in manifest.verification.items() if "difference" in name)
+    size = sum(info.size for info in manifest.files.values())
+    print(
+        f"{chosen.out}: {manifest.name} version {manifest.version}, {len(manifest.tasks)} tasks, "
+        f"{len(manifest.labels)} classes, {size / 1e6:.2f} MB, graph equals network within {worst:.1g}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
