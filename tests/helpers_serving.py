@@ -183,8 +183,8 @@ def server_environment(home: Path, bundle: Path | None) -> dict[str, str]:
     return {**kept, **chosen, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
 
 
-def serve_command(target: str, port: int) -> list[str]:
-    return [sys.executable, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+def serve_command(target: str, port: int, python: str = sys.executable) -> list[str]:
+    return [python, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def free_port() -> int:
@@ -202,7 +202,12 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    home: Path, bundle: Path | None, *, target: str = "serving.service:OpenWorld", cwd: Path = ROOT
+    home: Path,
+    bundle: Path | None,
+    *,
+    target: str = "serving.service:OpenWorld",
+    cwd: Path = ROOT,
+    python: str = sys.executable,
 ) -> Iterator[Server]:
     """A real server in a process of its own, from ready to gone."""
     port = free_port()
@@ -210,7 +215,7 @@ def serving(
     server = Server(f"http://127.0.0.1:{port}", port, home / "server.log")
     with server.log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(target, port),
+            serve_command(target, port, python),
             cwd=cwd,
             env=server_environment(home, bundle),
             stdout=output,

@@ -1,0 +1,62 @@
+# `make demo` and `make test` do all the set-up on a fresh machine; `make help` lists the rest.
+
+PYTHON ?= python3
+PORT ?= 3000
+VENV := .venv
+PY := $(VENV)/bin/python
+DEMO := runs/demo
+# Also holds for the environments in which packages are built.
+export PIP_CONSTRAINT := $(abspath constraints.txt)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+INSTALL = -m pip install --quiet --progress-bar off
+
+.PHONY: help demo test check bench clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT= changes it)
+	@$(PY) -m serving.demo $(DEMO) --port $(PORT)
+
+test: check $(VENV)/serving-only ## Run all checks and tests
+	$(PY) -m pytest
+
+check: $(VENV)/dev ## Lint, formatting and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(VENV)/dev ## Measure speed: ratios against baselines, in one run
+	$(PY) -m pytest tests/benchmarks --benchmarks -s
+
+clean: ## Remove environments, runs and caches
+	rm -rf $(VENV) .venv-serving runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing (PyTorch is large: this takes a few minutes once)"
+	$(PY) $(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/dev: $(VENV)/train
+	$(PY) $(INSTALL) -e '.[train,dev]'
+	@touch $@
+
+# What a server needs and nothing else, to prove that it is enough.
+$(VENV)/serving-only: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv .venv-serving
+	.venv-serving/bin/python $(INSTALL) -e .
+	@touch $@
+
+$(DEMO)/metrics.json: | $(VENV)/train
+	$(PY) -m training.fit --out $(DEMO) $(if $(wildcard $(DEMO)/checkpoint*.safetensors),--resume)
+
+$(DEMO)/bundle/manifest.json: $(DEMO)/metrics.json
+	$(PY) -m export $(DEMO) --out $(DEMO)/bundle
+
+$(DEMO)/samples: $(DEMO)/bundle/manifest.json
+	$(PY) -m training.samples $(DEMO) --out $@

@@ -1,0 +1,92 @@
+"""Serve a bundle with its samples and say what to do next: `python -m serving.demo RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+PATIENCE = 60.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m serving.demo", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="holds bundle/ and samples/")
+    parser.add_argument("--port", type=int, default=3000)
+    chosen = parser.parse_args(arguments)
+    if _taken(chosen.port):
+        print(f"error: port {chosen.port} is taken; choose another one: make demo PORT=3001", file=sys.stderr)
+        return 2
+    server = _start(chosen.run, chosen.port)
+    try:
+        if not _wait_until_ready(server, chosen.port):
+            print("error: the server did not become ready; its messages are above", file=sys.stderr)
+            return 1
+        print(_next_steps(chosen.run, chosen.port), flush=True)
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        _stop(server)
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _start(run: Path, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        "BENTOML_HOME": str((run / "bentoml").resolve()),
+        "BENTOML_DO_NOT_TRACK": "True",
+        **os.environ,
+        "OPENWORLD_BUNDLE": str((run / "bundle").resolve()),
+    }
+    Path(environment["BENTOML_HOME"]).mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:OpenWorld", "--port", str(port)]
+    # In a session of its own: Ctrl-C reaches this process alone, which then asks the server to finish its requests.
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+                if answer.status == 200:
+                    return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    return False
+
+
+def _next_steps(run: Path, port: int) -> str:
+    url = f"http://127.0.0.1:{port}"
+    curl = "  curl -s -F image=@{} {}/predict"
+    lines = ["", f"Ready: {url} (API reference), {url}/model (what is served). Try it from another terminal:", ""]
+    for name, meaning in (("known.png", "a class it has learned"), ("unknown.png", "a class it has never seen")):
+        if (sample := run / "samples" / name).exists():
+            lines += [f"  # {meaning}", curl.format(sample.resolve(), url)]
+    return "\n".join([*lines, "", "Ctrl-C stops the server.", ""])
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """Let it finish what it accepted, then make sure that it is gone."""
+    if server.poll() is None:
+        server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The whole line on the embedded default, as a user runs it: fit, export, predict, serve."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from serving.bundle import load_bundle
+from serving.decision import Verdicts, decide
+from serving.runtime import Model
+from tests.helpers_serving import ROOT, Server, free_port, serving
+from training.datasets import load_source
+from training.evaluate import Run, all_outputs, known_and_unknown, open_run
+
+CPU = torch.device("cpu")
+
+
+def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder or ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finished run of the default, its bundle, and its whole test split."""
+
+    folder: Path
+    bundle: Path
+    run: Run
+    pixels: np.ndarray
+    known: int
+
+    def offline(self) -> Verdicts:
+        """What evaluation decides, with torch and the masked network."""
+        return decide(all_outputs(self.run.network, self.pixels, CPU), self.run.rule)
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    folder = tmp_path_factory.mktemp("default") / "run"
+    run("training.fit", "--out", str(folder))
+    run("export", str(folder), "--out", str(folder / "bundle"))
+    finished = open_run(folder, CPU)
+    preset = finished.config.preset
+    known, unknown = known_and_unknown(load_source(preset.dataset, preset.image, None), finished.config)
+    return Line(folder, folder / "bundle", finished, np.concatenate([known.pixels, unknown.pixels]), len(known))
+
+
+@pytest.fixture(scope="module")
+def server(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("home"), line.bundle) as started:
+        yield started
+
+
+def png(pixels: np.ndarray) -> bytes:
+    stored = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0]).save(stored, "PNG")
+    return stored.getvalue()
+
+
+def test_the_default_is_learned_well(line: Line) -> None:
+    metrics = json.loads((line.folder / "metrics.json").read_text())
+    assert (metrics["method"], metrics["preset"], metrics["seed"]) == ("hat", "digits", 0)
+    assert metrics["til_accuracy"] >= 0.99
+    assert metrics["cil_accuracy"] >= 0.95
+    assert metrics["unknown"]["auroc"] >= 0.93
+    assert 0.90 <= metrics["unknown"]["accepted_known"] <= 1
+    assert metrics["unknown"]["rejected_unknown"] >= 0.5
+    assert [len(row) for row in metrics["accuracy_matrix"]] == [1, 2, 3, 4]
+
+
+def test_evaluate_repeats_what_fit_measured(line: Line) -> None:
+    again = json.loads(run("training.evaluate", str(line.folder), "--json").stdout)
+    assert again == json.loads((line.folder / "metrics.json").read_text())
+
+
+def test_no_image_is_stored(line: Line) -> None:
+    """Every file of the run and of the bundle, searched for every training image, bit by bit."""
+    preset = line.run.config.preset
+    train = load_source(preset.dataset, preset.image, None).train
+    files = [path.read_bytes() for path in line.folder.rglob("*") if path.is_file()]
+    golden = load_bundle(line.bundle).golden.pixels
+    assert files
+    for pixels in train.pixels[::25]:
+        as_float = (pixels.astype(np.float32) / 255).tobytes()
+        assert not any(pixels.tobytes() in content or as_float in content for content in files)
+        assert not (golden == pixels).all(axis=(1, 2, 3)).any()
+
+
+def test_served_answers_equal_evaluation_on_the_whole_test_split(line: Line, server: Server) -> None:
+    offline = line.offline()
+    labels = load_bundle(line.bundle).manifest.labels
+    with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask(pixels: np.ndarray) -> dict[str, Any]:
+            answer = client.post("/predict", content=png(pixels), headers={"content-type": "image/png"})
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        served = list(pool.map(ask, line.pixels))
+    for row, answer in enumerate(served):
+        guess = labels[offline.class_id[row]]
+        assert answer["best_guess"] == guess
+        assert answer["label"] == (guess if offline.known[row] else "unknown")
+        assert answer["task"] == offline.task[row]
+        assert answer["unknown_score"] == pytest.approx(offline.unknown_score[row], abs=1e-4)
+        assert answer["p_task"] == pytest.approx(offline.p_task[row, offline.task[row]], abs=1e-4)
+        assert answer["confidence"] == pytest.approx(offline.probability[row, offline.class_id[row]], abs=1e-4)
+        scores = [task["unknown_score"] for task in answer["tasks"]]
+        assert scores == pytest.approx(offline.task_unknown_score[row].tolist(), abs=1e-4)
+
+
+def test_the_command_line_answers_as_the_server_does(line: Line, server: Server, tmp_path: Path) -> None:
+    for number in (0, line.known):
+        (tmp_path / f"{number}.png").write_bytes(png(line.pixels[number]))
+    files = sorted(tmp_path.iterdir())
+    printed = run("serving.predict", str(line.bundle), *map(str, files)).stdout.splitlines()
+    for file, text in zip(files, printed, strict=True):
+        answer = json.loads(text)
+        assert answer.pop("file") == str(file)
+        assert answer == httpx.post(f"{server.url}/predict", files={"image": file.read_bytes()}).json()
+
+
+def test_an_answer_does_not_depend_on_its_batch(line: Line) -> None:
+    model = Model.load(line.bundle, provider="cpu")
+    images = line.pixels[:: len(line.pixels) // 8][:8]
+    together = model.predict(images)
+    alone = [model.predict(images[row : row + 1]) for row in range(len(images))]
+    shuffled = model.predict(images[::-1])
+    for row in range(len(images)):
+        for other, place in ((alone[row], 0), (shuffled, len(images) - 1 - row)):
+            assert other.class_id[place] == together.class_id[row]
+            assert other.known[place] == together.known[row]
+            assert other.unknown_score[place] == pytest.approx(together.unknown_score[row], abs=1e-5)
+
+
+def test_a_given_task_answers_within_it(line: Line, server: Server) -> None:
+    answer = httpx.post(
+        f"{server.url}/predict", params={"task": 2}, files={"image": png(line.pixels[line.known])}
+    ).json()
+    assert (answer["task"], answer["p_task"]) == (2, 1.0)
+    assert answer["best_guess"] in ("4", "5")
+    assert answer["confidence"] == answer["p_within_task"]
+
+
+def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path) -> None:
+    """No torch, no scikit-learn, no onnx: only what a server is installed with."""
+    python = ROOT / ".venv-serving" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("no .venv-serving; `make test` makes it")
+    absent = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ['torch', 'sklearn', 'onnx', 'rich'])))"
+    assert subprocess.run([python, "-c", absent], check=False).returncode == 0
+    (tmp_path / "image.png").write_bytes(png(line.pixels[0]))
+    with serving(tmp_path / "home", line.bundle, python=str(python)) as started:
+        answer = httpx.post(f"{started.url}/predict", files={"image": (tmp_path / "image.png").read_bytes()}).json()
+    offline = line.offline()
+    assert answer["unknown_score"] == pytest.approx(offline.unknown_score[0], abs=1e-4)
+
+
+def test_demo_says_what_to_do_next_and_ends_cleanly(line: Line, tmp_path: Path) -> None:
+    """The last step of `make demo`, with the two lines that it prints pasted into a shell."""
+    run("training.samples", str(line.folder), "--out", str(line.folder / "samples"))
+    port = free_port()
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "serving.demo", str(line.folder), "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "BENTOML_HOME": str(tmp_path / "home")},
+    )
+    try:
+        assert demo.stdout is not None
+        said = ""
+        while "Ctrl-C" not in said:
+            text = demo.stdout.readline()
+            assert text, said
+            said += text
+        commands = re.findall(r"^  (curl .*)$", said, re.MULTILINE)
+        answers = [json.loads(subprocess.check_output(command, shell=True)) for command in commands]
+        assert [answer["known"] for answer in answers] == [True, False]
+        assert answers[1]["label"] == "unknown"
+    finally:
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(timeout=40) == 0

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from models.distance import SHRINKAGE, ClassDistances
+from tests.helpers import as_float
+
+
+def slow_distances(train: np.ndarray, classes: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """The recipe word for word: one tied covariance a rotation, per live feature, mean over rotations."""
+    count, total = train.shape[2], 0.0
+    for known, new in zip(train, images, strict=True):
+        known = known / np.linalg.norm(known, axis=1, keepdims=True)
+        new = new / np.linalg.norm(new, axis=1, keepdims=True)
+        means = np.stack([known[classes == c].mean(axis=0) for c in range(classes.max() + 1)])
+        covariance = np.cov((known - means[classes]).T, bias=True)
+        covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / count * np.eye(count)
+        difference = new[:, None] - means
+        total = total + np.einsum("ncf,fg,ncg->nc", difference, np.linalg.inv(covariance), difference) / count
+    return np.asarray(total / len(train))
+
+
+def test_distances_follow_the_recipe() -> None:
+    torch.manual_seed(0)
+    classes = torch.tensor([0, 1, 2] * 5)
+    train, images = torch.randn(4, 15, 6) + classes[None, :, None], torch.randn(4, 7, 6)
+    distances = ClassDistances(3)
+    distances.fit(train, classes)
+    wanted = slow_distances(as_float(train), classes.numpy(), as_float(images))
+    assert as_float(distances(images)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_an_image_of_a_class_is_nearest_to_that_class() -> None:
+    torch.manual_seed(0)
+    classes = torch.arange(3).repeat(10)
+    directions = torch.eye(3)[classes]
+    distances = ClassDistances(3)
+    distances.fit((directions + 0.1 * torch.randn(4, 30, 3)).clamp(min=0), classes)
+    assert distances(directions.expand(4, -1, -1)).argmin(dim=1).tolist() == classes.tolist()
+
+
+@pytest.mark.parametrize("features", [torch.ones(4, 4, 1), torch.zeros(4, 4, 3), torch.ones(4, 4, 3)])
+def test_features_that_say_nothing_still_give_finite_distances(features: torch.Tensor) -> None:
+    distances = ClassDistances(2)
+    distances.fit(features, torch.tensor([0, 1, 0, 1]))
+    assert distances(features).isfinite().all()

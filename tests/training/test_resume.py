@@ -1,0 +1,218 @@
+"""A run that is killed anywhere and resumed ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import (
+    HELD_OUT,
+    TINY_SAVES,
+    assert_same_tensors,
+    kill_at_save,
+    run_tensors,
+    tiny_run,
+    use_tiny_preset,
+)
+from tests.training.conftest import WholeRun
+from training import fit
+from training.checkpoint import CURRENT, PREVIOUS, load
+from training.evaluate import main as evaluate
+
+AFTER_SAVE = {
+    "mid features": 1,
+    "all epochs of features": 2,
+    "features finished": 3,
+    "mid head": 4,
+    "all epochs of head": 5,
+    "between tasks": 6,
+    "mid features of the last task": 7,
+    "mid head of the last task": 10,
+    "before measuring": TINY_SAVES,
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+def run(out: Path, *more: str) -> int:
+    return fit.main(["--out", str(out), *more])
+
+
+def killed_run(folder: Path, method: str, number: int, *, written: bool = True) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, number, written=written)
+        assert run(folder, "--method", method) == 130
+    return folder
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    return {**json.loads((folder / "metrics.json").read_text()), "wall_seconds": None}
+
+
+def count_saves(patch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with every checkpoint."""
+    real, saves = fit.save, []
+
+    def save(*arguments: Any) -> None:
+        saves.append(len(saves))
+        real(*arguments)
+
+    patch.setattr(fit, "save", save)
+    return saves
+
+
+def assert_same_run(got: Path, wanted: Path) -> None:
+    assert_same_tensors(run_tensors(got), run_tensors(wanted))
+    assert load(got).progress.rules == load(wanted).progress.rules
+    assert metrics(got) == metrics(wanted)
+
+
+@pytest.mark.parametrize("number", AFTER_SAVE.values(), ids=AFTER_SAVE)
+def test_a_run_killed_after_a_save_ends_the_same(
+    number: int, whole_run: WholeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed_run(tmp_path / "run", whole_run.method, number)
+    assert not (folder / "metrics.json").exists()
+    saves = count_saves(monkeypatch)
+    assert run(folder, "--resume") == 0
+    assert len(saves) == TINY_SAVES - number
+    assert_same_run(folder, whole_run.folder)
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_run_killed_before_a_save_ends_the_same(number: int, whole_run: WholeRun, tmp_path: Path) -> None:
+    folder = killed_run(tmp_path / "run", whole_run.method, number, written=False)
+    assert run(folder, "--resume") == 0
+    assert_same_run(folder, whole_run.folder)
+
+
+def test_a_run_killed_before_its_first_save_starts_again(whole_run: WholeRun, tmp_path: Path) -> None:
+    folder = killed_run(tmp_path / "run", whole_run.method, 1, written=False)
+    assert not (folder / CURRENT).exists()
+    assert run(folder, "--resume") == 0
+    assert_same_run(folder, whole_run.folder)
+
+
+def test_a_run_killed_twice_ends_the_same(whole_run: WholeRun, tmp_path: Path) -> None:
+    folder = killed_run(tmp_path / "run", whole_run.method, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 3, written=True)
+        assert run(folder, "--resume") == 130
+    assert run(folder, "--resume") == 0
+    assert_same_run(folder, whole_run.folder)
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_momentum_survives_too(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch, optimizer="lars")
+    assert run(tmp_path / "whole") == 0
+    folder = killed_run(tmp_path / "run", "hat", number)
+    assert run(folder, "--resume") == 0
+    assert_same_run(folder, tmp_path / "whole")
+
+
+def killed_between_the_renames_of_a_save(folder: Path) -> Path:
+    """The newest checkpoint has been moved aside and the next one has not taken its place."""
+    killed_run(folder, "hat", 3)
+    os.replace(folder / CURRENT, folder / PREVIOUS)
+    return folder
+
+
+def test_a_run_killed_in_the_middle_of_a_save_goes_on_from_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed_between_the_renames_of_a_save(tmp_path / "run")
+    saves = count_saves(monkeypatch)
+    assert run(folder, "--resume") == 0
+    assert len(saves) == TINY_SAVES - 3
+
+
+def test_a_run_killed_in_the_middle_of_a_save_is_not_overwritten(tmp_path: Path) -> None:
+    folder = killed_between_the_renames_of_a_save(tmp_path / "run")
+    assert run(folder) == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    folder = tiny_run(tmp_path / "run", "hat")
+    checkpoint, measured = (folder / CURRENT).read_bytes(), metrics(folder)
+    assert run(folder, "--resume") == 0
+    assert (folder / CURRENT).read_bytes() == checkpoint
+    assert metrics(folder) == measured
+
+
+def test_two_runs_with_one_seed_are_the_same_and_with_another_are_not(whole_run: WholeRun, tmp_path: Path) -> None:
+    again = tiny_run(tmp_path / "again", whole_run.method)
+    assert_same_run(again, whole_run.folder)
+    assert run(tmp_path / "other", "--method", whole_run.method, "--seed", "1") == 0
+    with pytest.raises(AssertionError):
+        assert_same_tensors(run_tensors(tmp_path / "other"), run_tensors(whole_run.folder))
+
+
+def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (whole_run.folder / CURRENT).read_bytes()
+    assert run(whole_run.folder) == 2
+    assert "holds a run already: go on with --resume, or choose another --out" in capsys.readouterr().err
+    assert (whole_run.folder / CURRENT).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "images-cpu"], "this preset learns from a folder: give it with --data FOLDER"),
+        (["--preset", "images-cpu", "--data", "/nowhere"], "--data /nowhere: no such folder"),
+        (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
+        (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
+        (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),
+        (["--resume"], "not a run"),
+    ],
+)
+def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "run", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "nothing"], ["--method", "ewc"]])
+def test_a_choice_that_is_not_there_is_a_usage_error(arguments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path / "run", *arguments)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    killed_run(tmp_path / "run", "hat", 1)
+    assert "go on with the same command and --resume" in capsys.readouterr().err
+
+
+def test_tasks_of_the_command_line_are_learned_and_the_rest_is_unknown(tmp_path: Path) -> None:
+    assert run(tmp_path / "run", "--tasks", "two,zero; one") == 0
+    measured = metrics(tmp_path / "run")
+    assert len(measured["accuracy_matrix"]) == 2
+    # Five test images of each class: three classes learned, `three` and the held-out one never.
+    assert (measured["test_images"], measured["unknown_images"]) == (15, 10)
+
+
+def test_evaluating_a_run_again_says_what_learning_it_said(
+    whole_run: WholeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate([str(whole_run.folder), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {**said, "wall_seconds": None} == metrics(whole_run.folder)
+    assert said["method"] == whole_run.method
+    assert said["unknown_images"] == 5, HELD_OUT
+
+
+def test_an_unfinished_run_cannot_be_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = killed_run(tmp_path / "run", "hat", 6)
+    assert evaluate([str(folder)]) == 2
+    assert f"{folder}: 1 of 2 tasks are learned; go on with" in capsys.readouterr().err
