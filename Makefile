@@ -8,6 +8,8 @@ DEMO := runs/demo
 # Also holds for the environments in which packages are built.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# OpenMP threads that spin while they wait are very slow on a machine that does anything else.
+export OMP_WAIT_POLICY := PASSIVE
 INSTALL = -m pip install --quiet --progress-bar off
 
 .PHONY: help demo test check bench clean

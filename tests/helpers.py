@@ -227,9 +227,9 @@ def run_tensors(folder: Path) -> dict[str, Tensor]:
 
 def assert_same_tensors(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     """The same names, and bit for bit the same values."""
-    assert got.keys() == wanted.keys()
+    assert got.keys() == wanted.keys(), got.keys() ^ wanted.keys()
     differing = [name for name in wanted if not torch.equal(got[name], wanted[name])]
-    assert differing == []
+    assert not differing, differing
 
 
 def as_float(values: Any) -> NDArray[np.float64]:

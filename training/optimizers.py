@@ -36,7 +36,7 @@ def make_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torc
     if name == "lars":
         return Lars(parameters, lr)
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=lr)
+        return torch.optim.Adam(parameters, lr=lr, fused=True)
     raise ValueError(f"optimizer is {name!r}; allowed: adam, lars")
 
 

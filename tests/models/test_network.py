@@ -34,9 +34,7 @@ def test_the_papers_digit_network_has_a_million_parameters() -> None:
 
 
 def test_the_papers_resnet_has_eleven_million_parameters() -> None:
-    config = NetworkConfig(
-        method="hat", backbone="resnet18", height=32, width=32, channels=3, mean=0, std=1, base=64
-    )
+    config = NetworkConfig(method="hat", backbone="resnet18", height=32, width=32, channels=3, mean=0, std=1, base=64)
     assert body_parameters(config) == pytest.approx(11.2e6, rel=0.005)
 
 

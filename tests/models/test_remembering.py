@@ -33,7 +33,9 @@ def all_outputs(network: Network, images: Tensor) -> list[tuple[Tensor, Tensor]]
 
 
 def shared_weights(network: Network) -> list[Tensor]:
-    return [layer.weight.detach().clone() for layer in network.modules() if isinstance(layer, GatedConv2d | GatedLinear)]
+    return [
+        layer.weight.detach().clone() for layer in network.modules() if isinstance(layer, GatedConv2d | GatedLinear)
+    ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -89,7 +89,9 @@ def test_the_asked_share_of_images_is_jittered() -> None:
 
 def test_turning_the_hue_agrees_with_colorsys() -> None:
     torch.manual_seed(0)
-    colours = torch.cat([torch.rand(200, 3), torch.eye(3), 1 - torch.eye(3), torch.full((1, 3), 0.3), torch.zeros(1, 3)])
+    colours = torch.cat(
+        [torch.rand(200, 3), torch.eye(3), 1 - torch.eye(3), torch.full((1, 3), 0.3), torch.zeros(1, 3)]
+    )
     turns = torch.rand(len(colours)) - 0.5
     turned = _turn_hue(colours[:, :, None, None], turns.view(-1, 1, 1))[:, :, 0, 0]
     wanted = []

@@ -5,7 +5,15 @@ import pytest
 
 from serving.decision import Rule, TaskRule
 from tests.helpers import as_float
-from training.metrics import accuracy_matrix, first_tasks, forgetting, task_auroc, task_of, til_accuracy, unknown_metrics
+from training.metrics import (
+    accuracy_matrix,
+    first_tasks,
+    forgetting,
+    task_auroc,
+    task_of,
+    til_accuracy,
+    unknown_metrics,
+)
 
 ONE = TaskRule.fit([0.0], classes=2)
 RULE = Rule(score="max_logit", alpha=0.05, tasks=(ONE, ONE))

@@ -53,7 +53,9 @@ def test_a_task_sees_its_own_images_only_and_numbers_classes_by_its_labels() -> 
     assert data.classes == 2
     seen = torch.cat([data.train.pixels, data.validation.pixels])[:, 0].numpy()
     classes = torch.cat([data.train.local_classes, data.validation.local_classes])
-    label_of = {image.tobytes(): str(name) for image, name in zip(source.train.pixels, source.train.labels, strict=True)}
+    label_of = {
+        image.tobytes(): str(name) for image, name in zip(source.train.pixels, source.train.labels, strict=True)
+    }
     assert [label_of[image.tobytes()] for image in seen] == [data.labels[number] for number in classes]
     assert len(seen) == len(set(map(np.ndarray.tobytes, seen))) == 20
     assert (len(data.train), len(data.validation)) == (12, 8)

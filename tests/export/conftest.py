@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from export.__main__ import main
+from serving.bundle import Bundle, load_bundle
+from tests.helpers import tiny_run
+from training.evaluate import Run, open_run
+
+
+class Exported(NamedTuple):
+    """A finished run, its network and rule, and the bundle made of it."""
+
+    folder: Path
+    run: Run
+    bundle: Bundle
+
+
+@pytest.fixture(scope="session")
+def export_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+    def make(method: str) -> Exported:
+        place = tmp_path_factory.mktemp(method)
+        folder = tiny_run(place / "run", method)
+        assert main([str(folder), "--out", str(place / "bundle")]) == 0
+        return Exported(folder, open_run(folder, torch.device("cpu")), load_bundle(place / "bundle"))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def exported_hat(export_tiny: Callable[[str], Exported]) -> Exported:
+    return export_tiny("hat")
+
+
+@pytest.fixture(scope="session")
+def exported_sup(export_tiny: Callable[[str], Exported]) -> Exported:
+    return export_tiny("sup")
+
+
+@pytest.fixture(params=["hat", "sup"])
+def exported(request: pytest.FixtureRequest) -> Exported:
+    made: Exported = request.getfixturevalue(f"exported_{request.param}")
+    return made

@@ -1,0 +1,150 @@
+"""A baked sub-network says what the network with its masks says, on the channels that the task uses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from export.bake import bake, bake_task
+from models.baked import Align
+from models.gated import GatedConv2d, GatedLinear
+from models.network import Network
+from models.resnet import BakedResidualBlock
+from tests.helpers import finish_with_random_statistics, open_gates, random_pixels, tiny_network
+
+BACKBONES = {
+    "convnet": {"backbone": "convnet", "norm": True},
+    "convnet without norm": {"backbone": "convnet", "norm": False},
+    "convnet unpadded": {"backbone": "convnet", "height": 28, "width": 28, "padded": False},
+    "resnet18": {"backbone": "resnet18"},
+}
+
+
+def network_of_shares(method: str, backbone: str, seed: int, *shares: float) -> Network:
+    """A network with a task for each share of open units."""
+    network = tiny_network(method, seed=seed, **BACKBONES[backbone])
+    for share in shares:
+        task = network.add_task(2 + len(network.heads))
+        open_gates(network, task, share)
+        finish_with_random_statistics(network, task)
+    return network
+
+
+@torch.no_grad()
+def assert_baked_equals_network(network: Network, count: int = 3) -> None:
+    config = network.config
+    pixels = random_pixels(count, config.channels, seed=7)
+    pixels = pixels.repeat(1, 1, -(-config.height // 8), -(-config.width // 8))[:, :, : config.height, : config.width]
+    expected = [network.outputs(pixels / 255, task) for task in range(len(network.heads))]
+    got = bake(network)(pixels.permute(0, 2, 3, 1))
+    for number, values in enumerate(got):
+        wanted = torch.cat([outputs[number] for outputs in expected], dim=1)
+        torch.testing.assert_close(values, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_baked_equals_network_for_any_gates(method: str, backbone: str) -> None:
+    @settings(derandomize=True, deadline=None, max_examples=12)
+    @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 1))
+    # No share at all leaves one live channel in every layer.
+    @example(0, 0.0, 0.0)
+    @example(1, 0.0, 1.0)
+    @example(2, 1.0, 1.0)
+    def check(seed: int, first: float, second: float) -> None:
+        assert_baked_equals_network(network_of_shares(method, backbone, seed, first, second))
+
+    check()
+
+
+def shut_all_but(network: Network, task: int, mask: int, units: list[int]) -> None:
+    with torch.no_grad():
+        network.unit_masks()[mask].logits[task].fill_(-1.0)
+        network.unit_masks()[mask].logits[task][units] = 1.0
+
+
+@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
+def test_a_layer_with_one_live_channel(backbone: str) -> None:
+    network = tiny_network("hat", **BACKBONES[backbone])
+    network.add_task(2)
+    open_gates(network, 0, 0.7)
+    shut_all_but(network, 0, 1, [2])
+    finish_with_random_statistics(network, 0)
+    assert network.unit_masks()[1].live(0).tolist() == [2]
+    assert_baked_equals_network(network)
+
+
+@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
+def test_two_tasks_that_share_every_unit(backbone: str) -> None:
+    network = tiny_network("hat", **BACKBONES[backbone])
+    for task in range(2):
+        network.add_task(2)
+        if task == 0:
+            open_gates(network, 0, 0.5)
+        else:
+            for mask in network.unit_masks():
+                mask.logits[1].data.copy_(mask.logits[0].data)
+        finish_with_random_statistics(network, task)
+    assert_baked_equals_network(network)
+
+
+STEM, BLOCK_OUTPUT = 0, 1
+"""Places of the masks before and after the first residual block, whose shortcut is the identity."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([0, 1], [2, 3]), ([0, 3], [1, 2, 3]), ([0, 1, 2, 3], [2]), ([1], [0, 1, 2, 3]), ([1, 3], [1, 3])],
+    ids=["disjoint", "overlapping", "narrowing", "widening", "equal"],
+)
+def test_live_channels_before_and_after_an_identity_shortcut(before: list[int], after: list[int]) -> None:
+    network = tiny_network("hat", "resnet18")
+    network.add_task(2)
+    open_gates(network, 0, 0.7)
+    shut_all_but(network, 0, STEM, before)
+    shut_all_but(network, 0, BLOCK_OUTPUT, after)
+    finish_with_random_statistics(network, 0)
+    assert_baked_equals_network(network)
+    block = bake_task(network, 0).body[1]
+    assert isinstance(block, BakedResidualBlock)
+    assert isinstance(block.shortcut, Align)
+    images = torch.randn(2, len(before), 4, 4)
+    aligned = block.shortcut(images)
+    for place, unit in enumerate(after):
+        wanted = images[:, before.index(unit)] if unit in before else torch.zeros(2, 4, 4)
+        assert torch.equal(aligned[:, place], wanted)
+
+
+def shape_of(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
+    return layer.weight.shape[1], layer.weight.shape[0]
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_baked_layers_have_live_channels_and_no_others(backbone: str) -> None:
+    network = network_of_shares("hat", backbone, 0, 0.5)
+    layers = [layer for layer in network.body.modules() if isinstance(layer, GatedConv2d | GatedLinear)]
+    baked = bake_task(network, 0)
+    plain = [layer for layer in baked.body.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    wanted = [
+        (len(wires.before.live(0)) * wires.spread, len(wires.after.live(0)))
+        for wires in (layer.wires for layer in layers)
+    ]
+    assert [shape_of(layer) for layer in plain] == wanted
+    assert baked.head.weight.shape[1] == len(network.wires.after.live(0)) < network.wires.after.channels
+    # Nothing but convolutions, linear layers and what has no numbers is left: norms are folded in.
+    numbers = sum(parameter.numel() for parameter in baked.body.parameters())
+    assert numbers == sum(parameter.numel() for layer in plain for parameter in layer.parameters())
+    assert numbers < 0.6 * sum(parameter.numel() for parameter in network.body.parameters())
+
+
+def test_baking_leaves_the_network_as_it_was() -> None:
+    network = network_of_shares("hat", "resnet18", 0, 0.5)
+    before: dict[str, Tensor] = {name: value.clone() for name, value in network.state_dict().items()}
+    baked = bake(network)
+    with torch.no_grad():
+        for parameter in baked.parameters():
+            parameter.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

@@ -1,0 +1,213 @@
+"""`python -m export`: from a run to a bundle that the server takes."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from export import __main__ as command
+from export.__main__ import main
+from export.bake import bake
+from export.graph import OPSET, to_onnx
+from export.verify import ALLOWED, open_session, run_graph
+from serving.bundle import GOLDEN, GRAPH, INPUT_NAME, MANIFEST, RULE, ImageSpec, load_bundle
+from serving.decision import OUTPUT_NAMES, decide, threshold
+from serving.runtime import Model
+from tests.export.conftest import Exported
+from tests.helpers import (
+    LABELS,
+    SPEC,
+    finish_with_random_statistics,
+    kill_at_save,
+    open_gates,
+    random_pixels,
+    tiny_network,
+    tiny_source,
+    use_tiny_preset,
+)
+from training import fit
+from training.checkpoint import CONFIG, CURRENT
+from training.evaluate import all_outputs
+
+
+def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
+    manifest, run = exported.bundle.manifest, exported.run
+    assert manifest.name == f"digits-{run.config.method}"
+    assert (manifest.method, manifest.preset, manifest.seed) == (run.config.method, "digits", 0)
+    assert manifest.image == SPEC
+    assert manifest.labels == LABELS
+    assert [(task.first_class_id, task.labels) for task in manifest.tasks] == [(0, LABELS[:2]), (2, LABELS[2:])]
+    for task, info in enumerate(manifest.tasks):
+        head = run.network.head(task)
+        assert (info.calibration.scale, info.calibration.shift) == (head.scale.item(), head.shift.item())
+    assert (manifest.alpha, manifest.threshold) == (0.05, threshold(0.05))
+    assert manifest.metrics == json.loads((exported.folder / "metrics.json").read_text())
+    assert manifest.versions["opset"] == str(OPSET)
+    assert manifest.versions["torch"] == torch.__version__.split("+")[0]
+    assert max(value for name, value in manifest.verification.items() if "difference" in name) <= ALLOWED
+    assert datetime.fromisoformat(manifest.created).tzinfo is not None
+
+
+def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
+    files = {path.name: path.stat().st_size for path in exported.bundle.path.iterdir()}
+    assert files.keys() == {MANIFEST, RULE, GRAPH, GOLDEN}
+    manifest_size = files.pop(MANIFEST)
+    assert manifest_size > 0
+    assert {name: info.size for name, info in exported.bundle.manifest.files.items()} == files
+    assert exported.bundle.rule == exported.run.rule
+
+
+def test_the_server_takes_the_bundle(exported: Exported) -> None:
+    model = Model.load(exported.bundle.path, provider="cpu")
+    assert model.bundle.manifest.version == exported.bundle.manifest.version
+
+
+def test_the_graph_is_valid_with_a_dynamic_batch_and_the_agreed_names(exported: Exported) -> None:
+    model = onnx.load_from_string(exported.bundle.graph)
+    onnx.checker.check_model(model, full_check=True)
+    (pixels,) = model.graph.input
+    assert pixels.name == INPUT_NAME
+    assert pixels.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    batch, *shape = pixels.type.tensor_type.shape.dim
+    assert batch.dim_param
+    assert [dimension.dim_value for dimension in shape] == list(SPEC.shape)
+    assert [output.name for output in model.graph.output] == list(OUTPUT_NAMES)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(metadata["tasks"]) == [list(LABELS[:2]), list(LABELS[2:])]
+
+
+def test_the_graph_answers_test_images_as_the_network_does(exported: Exported) -> None:
+    pixels = tiny_source().test.pixels
+    wanted = all_outputs(exported.run.network, pixels, torch.device("cpu"))
+    got = run_graph(open_session(exported.bundle.graph), pixels)
+    for name in OUTPUT_NAMES:
+        assert np.ptp(wanted[name], axis=0).min() > 0
+        np.testing.assert_allclose(got[name], wanted[name], rtol=ALLOWED, atol=ALLOWED)
+    rule = exported.bundle.rule
+    assert decide(got, rule).class_id.tolist() == decide(wanted, rule).class_id.tolist()
+
+
+def test_batches_of_one_and_five_agree(exported: Exported) -> None:
+    session, pixels = open_session(exported.bundle.graph), tiny_source().test.pixels[::4][:5]
+    together = run_graph(session, pixels)
+    for number in range(5):
+        alone = run_graph(session, pixels[number : number + 1])
+        for name in OUTPUT_NAMES:
+            np.testing.assert_allclose(alone[name][0], together[name][number], rtol=1e-5, atol=1e-5)
+
+
+def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
+    session, pixels = open_session(exported.bundle.graph), tiny_source().test.pixels
+    beside = [run_graph(session, np.concatenate([pixels[:1], pixels[start : start + 4]])) for start in (4, 12, 20)]
+    beside.append(run_graph(session, np.concatenate([pixels[:1], np.full_like(pixels[:4], 255)])))
+    for other in beside[1:]:
+        for name in OUTPUT_NAMES:
+            assert np.array_equal(other[name][0], beside[0][name][0])
+            assert not np.array_equal(other[name][1:], beside[0][name][1:])
+
+
+def test_golden_outputs_are_what_the_graph_says(exported: Exported) -> None:
+    golden = exported.bundle.golden
+    got = run_graph(open_session(exported.bundle.graph), golden.pixels)
+    assert len(golden.pixels) == 8
+    for name in OUTPUT_NAMES:
+        np.testing.assert_array_equal(golden.outputs[name], got[name])
+
+
+def test_a_bundle_names_no_path_of_this_machine(exported: Exported) -> None:
+    here = str(Path(__file__).resolve().parents[2]).encode()
+    for path in exported.bundle.path.iterdir():
+        content = path.read_bytes()
+        for place in (b"/work", b"/tmp", b"site-packages", here, str(exported.folder).encode()):
+            assert place not in content, (path.name, place)
+
+
+def test_exporting_a_run_again_gives_the_same_version(exported_hat: Exported, tmp_path: Path) -> None:
+    assert main([str(exported_hat.folder), "--out", str(tmp_path / "again")]) == 0
+    again = load_bundle(tmp_path / "again")
+    assert again.manifest.version == exported_hat.bundle.manifest.version
+    assert again.graph == exported_hat.bundle.graph
+
+
+def test_a_residual_network_with_pruned_channels_becomes_an_equal_graph() -> None:
+    network = tiny_network("hat", "resnet18")
+    network.add_task(2)
+    open_gates(network, 0, 0.5)
+    finish_with_random_statistics(network, 0)
+    pixels = random_pixels(5, 3).permute(0, 2, 3, 1).numpy()
+    wanted = all_outputs(network, pixels, torch.device("cpu"))
+    session = open_session(to_onnx(bake(network), ImageSpec(height=8, width=8, mode="RGB"), {}))
+    for part in (slice(0, 1), slice(0, 5)):
+        got = run_graph(session, pixels[part])
+        for name in OUTPUT_NAMES:
+            np.testing.assert_allclose(got[name], wanted[name][part], rtol=ALLOWED, atol=ALLOWED)
+
+
+def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], out: Path) -> None:
+    assert main([*arguments, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused([str(tmp_path / "none")], f"{tmp_path / 'none'}: not a run", capsys, tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tiny_preset(monkeypatch)
+    kill_at_save(monkeypatch, 6, written=True)
+    assert fit.main(["--out", str(tmp_path / "run")]) == 130
+    capsys.readouterr()
+    message = f"{tmp_path / 'run'}: 1 of 2 tasks are learned; go on with"
+    assert_refused([str(tmp_path / "run")], message, capsys, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.fixture
+def no_conversion(exported_hat: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of exported_hat at once, for tests that are about what comes after it."""
+    monkeypatch.setattr(command, "to_onnx", lambda *_: exported_hat.bundle.graph)
+
+
+def copy_of_run(exported: Exported, folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes((exported.folder / name).read_bytes())
+    return folder
+
+
+@pytest.mark.usefixtures("no_conversion")
+def test_a_run_that_was_never_measured_is_refused(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy_of_run(exported_hat, tmp_path / "run", CONFIG, CURRENT)
+    assert_refused([str(folder)], f"{folder}: no metrics.json", capsys, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_run_with_a_corrupt_checkpoint_is_refused(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy_of_run(exported_hat, tmp_path / "run", CONFIG, "metrics.json")
+    (folder / CURRENT).write_bytes(b"rubbish")
+    assert_refused([str(folder)], str(folder / CURRENT), capsys, tmp_path / "bundle")
+
+
+@pytest.mark.usefixtures("no_conversion")
+def test_a_folder_that_is_no_bundle_is_not_replaced(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    assert_refused([str(exported_hat.folder)], "exists and is not a bundle", capsys, tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"

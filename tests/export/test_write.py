@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from export.write import WriteError, write_directory
+from serving.bundle import MANIFEST
+from tests.helpers import raise_at_call
+
+OLD = {MANIFEST: b"old manifest", "model.onnx": b"old graph", "only.old": b"?"}
+NEW = {"model.onnx": b"new graph", MANIFEST: b"new manifest"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_new_bundle_appears_with_its_files_and_nothing_beside_it(tmp_path: Path) -> None:
+    write_directory(tmp_path / "deep" / "bundle", NEW)
+    assert contents(tmp_path / "deep" / "bundle") == NEW
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["bundle"]
+    assert stat.S_IMODE((tmp_path / "deep" / "bundle").stat().st_mode) == 0o755
+
+
+def test_an_older_bundle_is_replaced_whole(tmp_path: Path) -> None:
+    write_directory(tmp_path / "bundle", OLD)
+    write_directory(tmp_path / "bundle", NEW)
+    assert contents(tmp_path / "bundle") == NEW
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("place", ["folder", "file"])
+def test_what_is_not_a_bundle_is_left_alone(place: str, tmp_path: Path) -> None:
+    target = tmp_path / "thesis"
+    if place == "folder":
+        target.mkdir()
+        (target / "chapter.tex").write_text("years of work")
+    else:
+        target.write_text("years of work")
+    with pytest.raises(WriteError, match=f"{target} exists and is not a bundle: choose another --out or remove it"):
+        write_directory(target, NEW)
+    kept = target / "chapter.tex" if place == "folder" else target
+    assert kept.read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"), [("fsync", 1), ("fsync", 2), ("rename", 1), ("rename", 2)], ids=lambda value: str(value)
+)
+def test_dying_over_an_older_bundle_leaves_the_older_one(
+    function: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_directory(tmp_path / "bundle", OLD)
+    with monkeypatch.context() as patch:
+        raise_at_call(patch, os, function, call)
+        with pytest.raises(OSError, match=f"{function} died"):
+            write_directory(tmp_path / "bundle", NEW)
+    assert contents(tmp_path / "bundle") == OLD
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize(("function", "call"), [("fsync", 1), ("fsync", 2), ("rename", 1)])
+def test_dying_at_a_new_place_leaves_nothing(
+    function: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        raise_at_call(patch, os, function, call)
+        with pytest.raises(OSError, match=f"{function} died"):
+            write_directory(tmp_path / "bundle", NEW)
+    assert list(tmp_path.iterdir()) == []
