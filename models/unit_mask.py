@@ -77,7 +77,7 @@ class UnitMask(Units):
 
     def finish(self, task: int) -> None:
         if not (self.logits[task] > 0).any():
-            # A layer with every gate shut would answer the same for any image: keep the unit that wanted it least.
+            # A layer with every gate shut would answer the same for any image: open the one that was nearest to it.
             with torch.no_grad():
                 self.logits[task][self.logits[task].argmax()] = 1.0
         self.taken |= self.logits[task] > 0

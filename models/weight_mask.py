@@ -58,7 +58,6 @@ class _Masked(TaskLayer):
         self.shape = shape
         self.selection = selection
         self.density = 1.0
-        self.tasks = 0
         self.finished = 0
         self.register_buffer("signs", torch.randn(shape) >= 0)
         self.scores = nn.Parameter(torch.empty(0))
@@ -76,7 +75,6 @@ class _Masked(TaskLayer):
         fresh = torch.empty(self.shape, device=self.signs.device)
         nn.init.kaiming_uniform_(fresh, a=math.sqrt(5))
         self.scores = nn.Parameter(fresh)
-        self.tasks += 1
 
     def trainable(self, task: int) -> Iterator[nn.Parameter]:
         yield self.scores

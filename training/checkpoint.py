@@ -109,6 +109,11 @@ class Checkpoint:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+def started(folder: Path) -> bool:
+    """Whether there is a checkpoint to go on from, be it only the one before the last."""
+    return (folder / CURRENT).exists() or (folder / PREVIOUS).exists()
+
+
 def load(folder: Path) -> Checkpoint:
     """The newest readable checkpoint of a run."""
     problems = []

@@ -119,7 +119,10 @@ def _folder(spec: ImageSpec, data: str | None) -> Source:
             train, test = train.split(TEST_SHARE, SPLIT_SEED)
     else:
         train, test = read_folder(root, spec).split(TEST_SHARE, SPLIT_SEED)
-    return Source(train, test, tuple(sorted(set(train.labels.tolist()))))
+    classes = sorted(set(train.labels.tolist()))
+    if untested := sorted(set(classes) - set(test.labels.tolist())):
+        raise DataError(f"{root / 'test'}: no image of {', '.join(untested)}; every class of train/ needs some")
+    return Source(train, test, tuple(classes))
 
 
 def read_folder(root: Path, spec: ImageSpec) -> Images:

@@ -15,13 +15,13 @@ import torch
 from models.network import Network
 from serving.decision import Rule
 from training.checkpoint import (
-    CURRENT,
     Checkpoint,
     Progress,
     RunError,
     load,
     read_config,
     save,
+    started,
     write_config,
     write_json,
 )
@@ -131,10 +131,13 @@ class Learner:
 def choose_run(chosen: argparse.Namespace) -> tuple[RunConfig, Source]:
     """The run that the command line asks for, with its images."""
     if chosen.resume:
+        settled = ("preset", "method", "seed", "tasks", "classes_per_task")
+        if given := [f"--{name.replace('_', '-')}" for name in settled if getattr(chosen, name) is not None]:
+            raise RunError(f"--resume goes on as {chosen.out}/config.json says: leave out {', '.join(given)}")
         config = read_config(chosen.out)
         return config, load_source(config.preset.dataset, config.preset.image, chosen.data or config.data)
     name = chosen.preset or ("images-cpu" if chosen.data else "digits")
-    preset = choose_preset(name, chosen.method)
+    preset = choose_preset(name, chosen.method or "hat")
     source = load_source(preset.dataset, preset.image, chosen.data)
     if chosen.tasks:
         tasks = parse_tasks(chosen.tasks)
@@ -142,20 +145,20 @@ def choose_run(chosen: argparse.Namespace) -> tuple[RunConfig, Source]:
         known = [label for label in source.classes if label not in preset.held_out]
         tasks = in_tasks_of(known, chosen.classes_per_task or preset.classes_per_task)
     check_classes(tasks, source)
-    return RunConfig(preset, chosen.seed, tasks, chosen.data), source
+    return RunConfig(preset, chosen.seed or 0, tasks, chosen.data), source
 
 
 def fit(chosen: argparse.Namespace) -> None:
     """Learn, measure, write RUN/metrics.json and show it."""
     reporter = Reporter()
-    if (chosen.out / CURRENT).exists() and not chosen.resume:
+    if started(chosen.out) and not chosen.resume:
         raise RunError(f"{chosen.out} holds a run already: go on with --resume, or choose another --out")
     config, source = choose_run(chosen)
     device = choose_device()
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
     chosen.out.mkdir(parents=True, exist_ok=True)
     learner = Learner(chosen.out, config, device, reporter)
-    if chosen.resume and (chosen.out / CURRENT).exists():
+    if chosen.resume and started(chosen.out):
         learner.restore()
     else:
         write_config(chosen.out, config)
@@ -169,9 +172,9 @@ def fit(chosen: argparse.Namespace) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.fit", description=__doc__)
     parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images-cpu with --data")
-    parser.add_argument("--method", choices=METHODS, default="hat")
+    parser.add_argument("--method", choices=METHODS, help="default: hat")
     parser.add_argument("--out", type=Path, default=Path("runs/digits"), metavar="RUN", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="default: 0")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out where it stopped")
     parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")
     parser.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="which classes make which task")

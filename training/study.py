@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import CURRENT
+from training.checkpoint import started
 from training.config import METHODS, PRESETS
 from training.fit import main as fit_main
 
@@ -56,10 +56,12 @@ def _cell(values: list[float | None]) -> str:
 def learn(folder: Path, preset: str, method: str, seed: int, data: str | None) -> Metrics | None:
     """The metrics of one run, which is learned, resumed or just read."""
     if not (folder / "metrics.json").exists():
-        arguments = ["--preset", preset, "--method", method, "--seed", str(seed), "--out", str(folder)]
+        if started(folder):
+            arguments = ["--resume"]
+        else:
+            arguments = ["--preset", preset, "--method", method, "--seed", str(seed)]
         arguments += ["--data", data] if data else []
-        arguments += ["--resume"] if (folder / CURRENT).exists() else []
-        if fit_main(arguments):
+        if fit_main([*arguments, "--out", str(folder)]):
             return None
     return dict(json.loads((folder / "metrics.json").read_text()))
 
