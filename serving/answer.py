@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from serving.bundle import Manifest
 from serving.decision import Verdicts, threshold
-from serving.errors import ParameterError, RequestError
+from serving.errors import ParameterError
 from serving.preprocess import decode, to_pixels
 from serving.runtime import Model
 from serving.schemas import (
+    SCHEMA,
     UNKNOWN,
     Answer,
-    ClassAnswer,
-    ErrorAnswer,
-    ErrorDetail,
+    ImageDescription,
     ModelDescription,
-    ModelName,
-    TaskAnswer,
     TaskDescription,
 )
 
@@ -53,52 +51,88 @@ class Question:
         )
 
 
+class Wording:
+    """Puts decisions of one model into words: the fields of an `Answer`, as plain values."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        # The manifest works these out anew each time it is asked.
+        self._labels = manifest.labels
+        self._tasks = [(task.task, task.first_class_id, task.labels) for task in manifest.tasks]
+        self._task_of_class = [task.task for task in manifest.tasks for _ in task.labels]
+        self._model = {"name": manifest.name, "version": manifest.version}
+
+    def answer(self, verdicts: Verdicts, row: int, question: Question) -> dict[str, Any]:
+        """The fields of the answer for one row of a decision."""
+        class_id, known = int(verdicts.class_id[row]), bool(verdicts.known[row])
+        task = self._task_of_class[class_id]
+        p_within_task, p_task = verdicts.p_within_task[row].tolist(), verdicts.p_task[row].tolist()
+        return {
+            "label": self._labels[class_id] if known else UNKNOWN,
+            "known": known,
+            "best_guess": self._labels[class_id],
+            "class_id": class_id,
+            "task": task,
+            "confidence": p_within_task[class_id] * p_task[task],
+            "p_within_task": p_within_task[class_id],
+            "p_task": p_task[task],
+            "p_value": float(verdicts.p_value[row]),
+            "unknown_score": float(verdicts.unknown_score[row]),
+            "threshold": threshold(question.alpha),
+            "alpha": question.alpha,
+            "tasks": self._task_answers(verdicts.task_unknown_score[row].tolist(), p_task, p_within_task),
+            "top": self._class_answers(verdicts, row, question.top),
+            "model": self._model,
+        }
+
+    def _task_answers(
+        self, unknown_score: list[float], p_task: list[float], p_within_task: list[float]
+    ) -> list[dict[str, Any]]:
+        answers = []
+        for task, first, labels in self._tasks:
+            own = p_within_task[first : first + len(labels)]
+            answers.append(
+                {
+                    "task": task,
+                    "unknown_score": unknown_score[task],
+                    "p_task": p_task[task],
+                    "best_label": labels[own.index(max(own))],
+                }
+            )
+        return answers
+
+    def _class_answers(self, verdicts: Verdicts, row: int, count: int) -> list[dict[str, Any]]:
+        probability = verdicts.probability[row]
+        # Stable, so that a tie falls as in the decision's argmax and the first entry is always the best guess.
+        order = np.argsort(-probability, kind="stable")[:count]
+        return [
+            {
+                "label": self._labels[class_id],
+                "class_id": class_id,
+                "task": self._task_of_class[class_id],
+                "probability": value,
+            }
+            for class_id, value in zip(order.tolist(), probability[order].tolist(), strict=True)
+        ]
+
+
 def answer_image(model: Model, content: bytes, question: Question) -> Answer:
     """Answer for one image file."""
     pixels = to_pixels(decode(content), model.manifest.image)
     verdicts = model.predict(pixels[np.newaxis], alpha=question.alpha, given_task=question.task)
-    return answer(verdicts, 0, model.manifest, question)
+    return Answer.model_validate(Wording(model.manifest).answer(verdicts, 0, question))
 
 
-def answer(verdicts: Verdicts, row: int, manifest: Manifest, question: Question) -> Answer:
-    """Put one row of a decision into words."""
-    labels = manifest.labels
-    class_id, task = int(verdicts.class_id[row]), int(verdicts.task[row])
-    p_within_task, p_task = float(verdicts.p_within_task[row, class_id]), float(verdicts.p_task[row, task])
-    known = bool(verdicts.known[row])
-    return Answer(
-        label=labels[class_id] if known else UNKNOWN,
-        known=known,
-        best_guess=labels[class_id],
-        class_id=class_id,
-        task=task,
-        confidence=p_within_task * p_task,
-        p_within_task=p_within_task,
-        p_task=p_task,
-        p_value=float(verdicts.p_value[row]),
-        unknown_score=float(verdicts.unknown_score[row]),
-        threshold=threshold(question.alpha),
-        alpha=question.alpha,
-        tasks=_tasks(verdicts, row, manifest),
-        top=_top(verdicts, row, manifest, question.top),
-        model=ModelName(name=manifest.name, version=manifest.version),
-    )
-
-
-def error_answer(error: RequestError) -> ErrorAnswer:
-    return ErrorAnswer(error=ErrorDetail(code=error.code, message=str(error), got=error.got, allowed=error.allowed))
-
-
-def describe(model: Model) -> ModelDescription:
+def describe(model: Model, *, max_batch: int = 1) -> ModelDescription:
     """Say what is being served."""
     manifest, rule = model.manifest, model.bundle.rule
     return ModelDescription(
+        schema=SCHEMA,
         name=manifest.name,
         version=manifest.version,
         created=manifest.created,
         method=manifest.method,
         preset=manifest.preset,
-        image=manifest.image,
+        image=ImageDescription.model_validate(manifest.image.model_dump()),
         tasks=tuple(
             TaskDescription(task=task.task, first_class_id=task.first_class_id, labels=task.labels)
             for task in manifest.tasks
@@ -107,37 +141,7 @@ def describe(model: Model) -> ModelDescription:
         alpha=rule.alpha,
         threshold=threshold(rule.alpha),
         provider=model.provider,
+        max_batch=max_batch,
         metrics=manifest.metrics,
         versions=manifest.versions,
-    )
-
-
-def _tasks(verdicts: Verdicts, row: int, manifest: Manifest) -> tuple[TaskAnswer, ...]:
-    answers = []
-    for task in manifest.tasks:
-        own = slice(task.first_class_id, task.first_class_id + len(task.labels))
-        answers.append(
-            TaskAnswer(
-                task=task.task,
-                unknown_score=float(verdicts.task_unknown_score[row, task.task]),
-                p_task=float(verdicts.p_task[row, task.task]),
-                best_label=task.labels[int(verdicts.p_within_task[row, own].argmax())],
-            )
-        )
-    return tuple(answers)
-
-
-def _top(verdicts: Verdicts, row: int, manifest: Manifest, count: int) -> tuple[ClassAnswer, ...]:
-    labels, firsts = manifest.labels, manifest.first_class_ids
-    probability = verdicts.probability[row]
-    # Stable, so that a tie falls as in the decision's argmax and the first entry is always the best guess.
-    order = np.argsort(-probability, kind="stable")[:count]
-    return tuple(
-        ClassAnswer(
-            label=labels[class_id],
-            class_id=int(class_id),
-            task=int(np.searchsorted(firsts, class_id, side="right")) - 1,
-            probability=float(probability[class_id]),
-        )
-        for class_id in order
     )

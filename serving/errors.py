@@ -1,11 +1,15 @@
 """Why a request gets no answer.
 
     400  the request cannot be taken apart
-    404  no such file (command line only)
-    413  too many bytes or too many pixels
+    401  no valid API key
+    404  no such page, or no such file (command line)
+    405  the page takes another method
+    413  too many bytes, pixels or images
     415  not a kind of thing that is read here
     422  well-formed, but its content cannot be used
-    500  the model failed, not the caller
+    500  the model or the server failed, not the caller
+    503  too much to do; the same request may be sent again after Retry-After seconds
+    504  not answered before the deadline
 
 Each error has such a status, a short code for programs, and says what was got and what is allowed.
 """
@@ -29,13 +33,34 @@ class RequestError(Exception):
         self.got = shown
         self.allowed = allowed
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response says beside its body."""
+        return {}
+
 
 class MalformedRequestError(RequestError):
     status, code = 400, "malformed_request"
 
 
+class UnauthorizedError(RequestError):
+    status, code = 401, "unauthorized"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class PageError(RequestError):
+    status, code = 404, "not_found"
+
+
 class UnreadableFileError(RequestError):
     status, code = 404, "unreadable_file"
+
+
+class MethodError(RequestError):
+    status, code = 405, "method_not_allowed"
 
 
 class TooManyBytesError(RequestError):
@@ -44,6 +69,10 @@ class TooManyBytesError(RequestError):
 
 class TooManyPixelsError(RequestError):
     status, code = 413, "too_many_pixels"
+
+
+class TooManyImagesError(RequestError):
+    status, code = 413, "too_many_images"
 
 
 class MediaTypeError(RequestError):
@@ -66,5 +95,33 @@ class ParameterError(RequestError):
     status, code = 422, "bad_parameter"
 
 
+class ClientGoneError(RequestError):
+    """Nobody is left to read the answer; the status is for the log alone."""
+
+    status, code = 499, "client_gone"
+
+
 class OutputError(RequestError):
     status, code = 500, "model_failed"
+
+
+class ServerError(RequestError):
+    """A mistake of ours; the log has the details."""
+
+    status, code = 500, "server_failed"
+
+
+class BusyError(RequestError):
+    status, code = 503, "busy"
+
+    def __init__(self, problem: str, *, got: str, allowed: str, retry_after: int) -> None:
+        super().__init__(problem, got=got, allowed=allowed)
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(self.retry_after)}
+
+
+class DeadlineError(RequestError):
+    status, code = 504, "deadline_exceeded"

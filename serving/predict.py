@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.answer import Question, answer_image, error_answer
+from serving.answer import Question, answer_image
 from serving.bundle import BundleError
 from serving.errors import RequestError, UnreadableFileError
 from serving.preprocess import LIMITS
 from serving.runtime import Model, ProviderError
+from serving.schemas import error_answer
 
 BAD_IMAGE, BAD_BUNDLE = 1, 2
 
@@ -36,7 +37,7 @@ def _print_answer(model: Model, path: Path, question: Question) -> bool:
         said = answer_image(model, _read(path), question).model_dump(mode="json")
         answered = True
     except RequestError as error:
-        said = error_answer(error).model_dump(mode="json")
+        said = error_answer(error).model_dump(mode="json", exclude_none=True)
         answered = False
     print(json.dumps({"file": str(path), **said}), flush=True)
     return answered

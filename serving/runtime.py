@@ -9,19 +9,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from serving.bundle import GOLDEN, GRAPH, INPUT_NAME, Bundle, BundleError, Manifest, load_bundle
 from serving.decision import OUTPUT_NAMES, Verdicts, decide
 from serving.errors import OutputError
+from serving.machine import nvidia_visible, wants_cuda
+from serving.settings import PROVIDER_CHOICES, PROVIDER_VARIABLE
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-PROVIDER_VARIABLE = "OPENWORLD_PROVIDER"
-PROVIDER_CHOICES = ("auto", "cuda", "cpu")
 
 GOLDEN_RTOL = 1e-3
 GOLDEN_ATOL = 1e-3
@@ -43,13 +45,16 @@ class Model:
     session: ort.InferenceSession
 
     @classmethod
-    def load(cls, path: str | Path, *, provider: str | None = None) -> Model:
-        """Read a bundle and open it on `provider` (auto, cuda, cpu), or on what the environment asks for."""
+    def load(cls, path: str | Path, *, provider: str | None = None, threads: int = 0) -> Model:
+        """Read a bundle and open it on `provider` (auto, cuda, cpu), or on what the environment asks for.
+
+        `threads` run the graph on the CPU; 0 leaves their number to onnxruntime.
+        """
         choice = provider or os.environ.get(PROVIDER_VARIABLE, "auto")
         if choice not in PROVIDER_CHOICES:
             raise ProviderError(f"{PROVIDER_VARIABLE} is {choice!r}; allowed: {', '.join(PROVIDER_CHOICES)}")
         bundle = load_bundle(path)
-        model = cls(bundle, _open(bundle, choice))
+        model = cls(bundle, _open(bundle, choice, threads))
         _check_signature(model)
         manifest = bundle.manifest
         log.info("%s %s from %s runs on %s", manifest.name, manifest.version, bundle.path, model.provider)
@@ -113,26 +118,28 @@ class Model:
         return self.bundle.path / GRAPH
 
 
-def _open(bundle: Bundle, choice: str) -> ort.InferenceSession:
-    if choice == "cpu" or (choice == "auto" and not _nvidia_visible()):
-        return _cpu_session(bundle)
+def _open(bundle: Bundle, choice: str, threads: int) -> ort.InferenceSession:
+    if not wants_cuda(choice):
+        return _cpu_session(bundle, threads)
     try:
-        return _cuda_session(bundle)
+        return _cuda_session(bundle, threads)
     except ProviderError as error:
         if choice == "cuda":
             raise
         log.warning("%s; the CPU is used", error)
-        return _cpu_session(bundle)
+        return _cpu_session(bundle, threads)
 
 
-def _cuda_session(bundle: Bundle) -> ort.InferenceSession:
+def _cuda_session(bundle: Bundle, threads: int) -> ort.InferenceSession:
     """A session that really runs on CUDA, or a ProviderError with the reason."""
+    import onnxruntime as ort
+
     with contextlib.redirect_stdout(sys.stderr):
         ort.preload_dlls()
     # TF32 would change the third digit, and with it what was measured before export.
     asked = [(CUDA, {"use_tf32": "0"}), CPU]
     try:
-        session = ort.InferenceSession(bundle.graph, _options(), providers=asked)
+        session = ort.InferenceSession(bundle.graph, _options(threads), providers=asked)
         found = session.get_providers()[0]
         if found == CUDA:
             # Opening proves little: an unsupported or a full device fails at its first run.
@@ -141,31 +148,30 @@ def _cuda_session(bundle: Bundle) -> ort.InferenceSession:
         reason = f"onnxruntime fell back to {found}, and printed why"
     except Exception as error:
         reason = _one_line(error)
-    device = "" if _nvidia_visible() else " (no NVIDIA device is visible)"
+    device = "" if nvidia_visible() else " (no NVIDIA device is visible)"
     raise ProviderError(f"CUDA does not work here{device}: {reason}")
 
 
-def _cpu_session(bundle: Bundle) -> ort.InferenceSession:
+def _cpu_session(bundle: Bundle, threads: int) -> ort.InferenceSession:
+    import onnxruntime as ort
+
     try:
-        return ort.InferenceSession(bundle.graph, _options(), providers=[CPU])
+        return ort.InferenceSession(bundle.graph, _options(threads), providers=[CPU])
     except Exception as error:
         raise BundleError(f"{bundle.path / GRAPH}: onnxruntime cannot open it: {_one_line(error)}") from error
 
 
-def _options() -> ort.SessionOptions:
+def _options(threads: int) -> ort.SessionOptions:
+    # Imported here, because the process that only supervises the workers never needs it.
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     # Threads that spin while they wait take the cores from the server's other threads.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options
-
-
-def _nvidia_visible() -> bool:
-    """A cheap look: asking onnxruntime for CUDA where there is none costs time and prints errors."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return False
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def _check_signature(model: Model) -> None:

@@ -1,34 +1,85 @@
-"""From an HTTP request to one image file and one question; nothing is fetched, no body is read past its limit."""
+"""From an HTTP request to image files and a question; nothing is fetched, no body is read past its limit."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import anyio.to_thread
-from pydantic import ValidationError
-from starlette.datastructures import QueryParams, UploadFile
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import QueryParams
+from starlette.types import Receive
 
 from serving.answer import Question
-from serving.errors import MalformedRequestError, MediaTypeError, ParameterError, RequestError, TooManyBytesError
-from serving.preprocess import LIMITS
+from serving.errors import (
+    ClientGoneError,
+    MalformedRequestError,
+    MediaTypeError,
+    ParameterError,
+    RequestError,
+    TooManyBytesError,
+    TooManyImagesError,
+)
+from serving.forms import read_files
 from serving.runtime import Model
-from serving.schemas import ImageBody
+from serving.schemas import ImageBody, ImagesBody
 
 ENVELOPE = 64 * 1024
 """Room around the image: form boundaries and part headers, or JSON."""
 
-BODY_FORMS = "multipart/form-data with one file, image/* or application/octet-stream, or JSON with base64 in `image`"
+FORM, JSON, RAW = "multipart/form-data", "application/json", "application/octet-stream"
+ONE_FORMS = f"{FORM} with one file, image/* or {RAW}, or JSON with base64 in `image`"
+MANY_FORMS = f"{FORM} with several files, or JSON with a list of base64 in `images`"
 PARAMETERS: dict[str, Callable[[str], int | float]] = {"task": int, "alpha": float, "top": int}
 
+Body = TypeVar("Body", bound=BaseModel)
 
-def read_question(model: Model, query: QueryParams) -> Question:
+
+@dataclass(frozen=True)
+class Upload:
+    """A body that was read, and not yet looked into."""
+
+    content_type: str
+    body: bytes
+
+    @property
+    def media_type(self) -> str:
+        return media_type(self.content_type)
+
+    def image(self) -> bytes:
+        """The one image in it, whichever of the three forms it has."""
+        if self.media_type == FORM:
+            files = read_files(self.body, self.content_type, most=8)
+            if len(files) != 1:
+                raise MalformedRequestError("form must hold one file", got=f"{len(files)} files", allowed="one file")
+            return files[0]
+        if self.media_type == JSON:
+            return _from_base64(_from_json(ImageBody, self.body, '{"image": "<base64>"}').image)
+        return self.body
+
+    def images(self, most: int) -> list[bytes | RequestError]:
+        """All images in it; what is wrong with one of them stands in its place."""
+        if self.media_type == FORM:
+            images: list[bytes | RequestError] = [*read_files(self.body, self.content_type, most)]
+        else:
+            texts = _from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images
+            if len(texts) > most:
+                raise TooManyImagesError("too many images", got=str(len(texts)), allowed=f"1 to {most}")
+            images = [_or_error(text) for text in texts]
+        if not images:
+            raise MalformedRequestError("no images", got="0 images", allowed=f"1 to {most}")
+        return images
+
+
+def media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def read_question(model: Model, query: bytes) -> Question:
     """What the query string asks for; a name that is not known would otherwise be ignored in silence."""
     asked: dict[str, Any] = {}
-    for name, text in query.multi_items():
+    for name, text in QueryParams(query).multi_items():
         if name not in PARAMETERS or name in asked:
             problem = "parameter given twice" if name in asked else "no such parameter"
             raise ParameterError(problem, got=name, allowed=f"{', '.join(PARAMETERS)}, each once")
@@ -41,78 +92,60 @@ def read_question(model: Model, query: QueryParams) -> Question:
     return Question.ask(model, **asked)
 
 
-async def read_image(request: Request) -> bytes:
-    """The bytes of the one image in a request, whichever of the three forms it has."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    try:
-        if media_type == "multipart/form-data":
-            return await _from_form(_limited(request, LIMITS.size + ENVELOPE))
-        if media_type == "application/json":
-            body = await _limited(request, LIMITS.size * 4 // 3 + ENVELOPE).body()
-            return await anyio.to_thread.run_sync(_from_json, body)
-        if media_type in ("", "application/octet-stream") or media_type.startswith("image/"):
-            return await _limited(request, LIMITS.size).body()
-    except ClientDisconnect:
-        raise MalformedRequestError("body incomplete", got="a closed connection", allowed=BODY_FORMS) from None
-    raise MediaTypeError("body cannot be read", got=f"Content-Type {media_type}", allowed=BODY_FORMS)
+def limit_for_one(content_type: str, size: int) -> int:
+    """How many bytes a body with one image of `size` bytes may have, or a MediaTypeError."""
+    kind = media_type(content_type)
+    if kind == FORM:
+        return size + ENVELOPE
+    if kind == JSON:
+        return size * 4 // 3 + ENVELOPE
+    if kind in ("", RAW) or kind.startswith("image/"):
+        return size
+    raise MediaTypeError("body cannot be read", got=f"Content-Type {kind}", allowed=ONE_FORMS)
 
 
-def _limited(request: Request, limit: int) -> Request:
-    """The same request, refusing to be read past `limit` bytes."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise _too_many_bytes(announced, limit)
-    return Request(request.scope, _counted(request.receive, limit))
+def limit_for_many(content_type: str, size: int) -> int:
+    """`size`, if several images can be read from such a body."""
+    kind = media_type(content_type)
+    if kind in (FORM, JSON):
+        return size
+    raise MediaTypeError("body cannot be read", got=f"Content-Type {kind or 'not given'}", allowed=MANY_FORMS)
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
-    read = 0
-
-    async def counting() -> Message:
-        nonlocal read
+async def read_body(receive: Receive, announced: bytes, limit: int) -> bytes:
+    """The whole body; no more than `limit` bytes are ever held, whatever was announced."""
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_many_bytes(announced.decode(), limit)
+    chunks: list[bytes] = []
+    held = 0
+    more = True
+    while more:
         message = await receive()
-        read += len(message.get("body", b""))
-        if read > limit:
-            raise _too_many_bytes(f"at least {read}", limit)
-        return message
-
-    return counting
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("body incomplete", got="a closed connection", allowed="a whole body")
+        chunk = message.get("body", b"")
+        held += len(chunk)
+        if held > limit:
+            raise _too_many_bytes(f"at least {held}", limit)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _too_many_bytes(got: str, limit: int) -> TooManyBytesError:
     return TooManyBytesError("body too large", got=f"{got} bytes", allowed=f"up to {limit} bytes for this content type")
 
 
-async def _from_form(request: Request) -> bytes:
+def _from_json(model: type[Body], body: bytes, allowed: str) -> Body:
     try:
-        async with request.form(max_files=8, max_fields=8) as form:
-            parts = form.multi_items()
-            files = [part for _, part in parts if isinstance(part, UploadFile)]
-            if len(files) == len(parts) == 1:
-                return await files[0].read()
-    except (RequestError, ClientDisconnect):
-        raise
-    except Exception as error:
-        # Broken forms surface as exceptions of the framework, of its parser and of the codecs.
-        raise MalformedRequestError("form cannot be read", got=_said(error), allowed="one file") from error
-    raise MalformedRequestError(
-        "form must hold one file and nothing else",
-        got=f"{len(files)} files and {len(parts) - len(files)} text fields",
-        allowed=f"one file; {', '.join(PARAMETERS)} go into the query string",
-    )
-
-
-def _said(error: Exception) -> str:
-    return str(getattr(error, "detail", "") or error or type(error).__name__)
-
-
-def _from_json(body: bytes) -> bytes:
-    try:
-        text = ImageBody.model_validate_json(body).image
+        return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         got = " ".join([first["msg"], *map(str, first["loc"])])
-        raise MalformedRequestError("JSON body cannot be read", got=got, allowed='{"image": "<base64>"}') from None
+        raise MalformedRequestError("JSON body cannot be read", got=got, allowed=allowed) from None
+
+
+def _from_base64(text: str) -> bytes:
     if text.startswith("data:"):
         head, _, text = text.partition(",")
         if not head.endswith(";base64"):
@@ -121,3 +154,10 @@ def _from_json(body: bytes) -> bytes:
         return base64.b64decode("".join(text.split()), validate=True)
     except ValueError as error:
         raise MalformedRequestError("image is not base64", got=str(error), allowed="base64 of an image file") from None
+
+
+def _or_error(text: str) -> bytes | RequestError:
+    try:
+        return _from_base64(text)
+    except RequestError as error:
+        return error

@@ -136,7 +136,7 @@ PRESETS: dict[str, Preset] = {
             images_per_class=1500,
         ),
         Preset(
-            name="images-cpu",
+            name="images",
             dataset="folder",
             image=_image(32, "RGB"),
             network=_resnet(32, base=24),

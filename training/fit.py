@@ -136,7 +136,7 @@ def choose_run(chosen: argparse.Namespace) -> tuple[RunConfig, Source]:
             raise RunError(f"--resume goes on as {chosen.out}/config.json says: leave out {', '.join(given)}")
         config = read_config(chosen.out)
         return config, load_source(config.preset.dataset, config.preset.image, chosen.data or config.data)
-    name = chosen.preset or ("images-cpu" if chosen.data else "digits")
+    name = chosen.preset or ("images" if chosen.data else "digits")
     preset = choose_preset(name, chosen.method or "hat")
     source = load_source(preset.dataset, preset.image, chosen.data)
     if chosen.tasks:
@@ -171,7 +171,7 @@ def fit(chosen: argparse.Namespace) -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.fit", description=__doc__)
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images-cpu with --data")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images with --data")
     parser.add_argument("--method", choices=METHODS, help="default: hat")
     parser.add_argument("--out", type=Path, default=Path("runs/digits"), metavar="RUN", help="default: %(default)s")
     parser.add_argument("--seed", type=int, help="default: 0")

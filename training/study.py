@@ -27,7 +27,6 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "unknown AUROC": lambda m: m["unknown"] and m["unknown"]["auroc"],
     "known accepted %": lambda m: m["unknown"] and 100 * m["unknown"]["accepted_known"],
     "unknown rejected %": lambda m: m["unknown"] and 100 * m["unknown"]["rejected_unknown"],
-    "seconds": lambda m: m["wall_seconds"],
 }
 
 
@@ -56,10 +55,8 @@ def _cell(values: list[float | None]) -> str:
 def learn(folder: Path, preset: str, method: str, seed: int, data: str | None) -> Metrics | None:
     """The metrics of one run, which is learned, resumed or just read."""
     if not (folder / "metrics.json").exists():
-        if started(folder):
-            arguments = ["--resume"]
-        else:
-            arguments = ["--preset", preset, "--method", method, "--seed", str(seed)]
+        fresh = ["--preset", preset, "--method", method, "--seed", str(seed)]
+        arguments = ["--resume"] if started(folder) else fresh
         arguments += ["--data", data] if data else []
         if fit_main([*arguments, "--out", str(folder)]):
             return None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify
+from export.verify import ALLOWED, BATCHES, ParityError, _compare_labels, synthetic_images, verify
 from models.network import Network
 from serving.bundle import ImageSpec
 from serving.decision import OUTPUT_NAMES
@@ -61,6 +61,14 @@ def test_a_graph_that_says_nan_is_refused(exported_hat: Exported) -> None:
             tensor.CopyFrom(numpy_helper.from_array(damaged, tensor.name))
     with pytest.raises(ParityError, match=r"task 0, logits, batch 1: .* is nan > 0.0001"):
         verify(exported_hat.run.network, exported_hat.run.rule, model.SerializeToString(), PIXELS)
+
+
+def test_labels_that_differ_are_refused_however_small_the_difference(exported_hat: Exported) -> None:
+    logits = np.array([[1.0, 1.0 + 1e-9, 0.0, 0.0]])
+    expected = {"logits": logits, "distances": np.ones_like(logits)}
+    got = {**expected, "logits": logits[:, [1, 0, 2, 3]]}
+    with pytest.raises(ParityError, match="batch 7: 1 of 1 labels differ between network and graph"):
+        _compare_labels(7, expected, got, exported_hat.run.rule)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from serving.answer import Question, answer, answer_image, describe
+from serving.answer import Question, Wording, answer_image, describe
 from serving.bundle import TaskInfo
 from serving.errors import ParameterError
 from serving.runtime import Model
@@ -69,8 +69,8 @@ def test_a_class_that_is_called_unknown_stays_known(model: Model) -> None:
     renamed = TaskInfo(**{**tasks[0].model_dump(), "labels": ("unknown", "green")})
     manifest = model.manifest.model_copy(update={"tasks": (renamed, *tasks[1:])})
     verdicts = model.predict(np.broadcast_to(np.array(COLOURS["red"], np.uint8), (1, 8, 8, 3)))
-    said = answer(verdicts, 0, manifest, Question.ask(model))
-    assert (said.label, said.known) == ("unknown", True)
+    said = Wording(manifest).answer(verdicts, 0, Question.ask(model))
+    assert (said["label"], said["known"]) == ("unknown", True)
 
 
 @pytest.mark.parametrize(

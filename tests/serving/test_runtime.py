@@ -119,7 +119,7 @@ def test_auto_falls_back_when_cuda_is_there_but_does_not_work(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("serving.runtime._nvidia_visible", lambda: True)
+    monkeypatch.setattr("serving.machine.nvidia_visible", lambda: True)
     with caplog.at_level("INFO"):
         assert Model.load(bundle, provider="auto").provider == CPU
     assert "the CPU is used" in caplog.text

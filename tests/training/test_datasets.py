@@ -115,6 +115,13 @@ def test_a_folder_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
     assert source.classes == ("green", "red")
 
 
+def test_a_class_without_test_images_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", {"red": 2, "green": 2, "blue": 2})
+    write_images(tmp_path / "test", {"red": 1})
+    with pytest.raises(DataError, match=f"{tmp_path}/test: no image of blue, green; every class of train/ needs some"):
+        load_source("folder", SPEC, str(tmp_path))
+
+
 @pytest.mark.parametrize("inside", ["", "train"])
 def test_a_folder_without_test_images_is_split(tmp_path: Path, inside: str) -> None:
     write_images(tmp_path / inside, {"red": 8, "green": 4})

@@ -165,8 +165,8 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preset", "images-cpu"], "this preset learns from a folder: give it with --data FOLDER"),
-        (["--preset", "images-cpu", "--data", "/nowhere"], "--data /nowhere: no such folder"),
+        (["--preset", "images"], "this preset learns from a folder: give it with --data FOLDER"),
+        (["--preset", "images", "--data", "/nowhere"], "--data /nowhere: no such folder"),
         (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
         (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),
@@ -181,6 +181,11 @@ def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
     assert error.startswith("error: ")
     assert message in error
     assert not (tmp_path / "run").exists()
+
+
+def test_resuming_with_other_settings_is_refused(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(whole_run.folder, "--resume", "--seed", "1", "--classes-per-task", "4") == 2
+    assert "config.json says: leave out --seed, --classes-per-task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "nothing"], ["--method", "ewc"]])

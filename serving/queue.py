@@ -1,0 +1,246 @@
+"""The way of an image through a worker: taken in or refused at once, decoded, run, put into words.
+
+Threads decode, and whichever of them finds the graph idle runs it for all that is decoded by then, so that a batch is
+what came while the last one ran: nobody ever waits for a batch to fill. Where batches do not pay, one image is run at
+a time. The event loop does nothing but hand over and take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.answer import Question, Wording
+from serving.decision import OUTPUT_NAMES, decide
+from serving.errors import BusyError, OutputError, RequestError, ServerError
+from serving.meter import Meter
+from serving.preprocess import Limits, decode, to_pixels
+from serving.runtime import CUDA, Model
+
+CUDA_BATCH = CPU_BATCH = 32
+TRIAL_BATCH, TRIAL_SECONDS = 8, 0.1
+WORTH_IT = 0.75
+"""Batches are on if an image costs at most this share of what it costs alone."""
+
+log = logging.getLogger("bentoml.openworld")
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Job:
+    """One image on its way to an answer."""
+
+    __slots__ = ("arrived", "decode", "done", "fields", "inference", "pixels", "question", "queued", "read", "waited")
+
+    def __init__(self, read: Callable[[], bytes], question: Question, done: asyncio.Future[str]) -> None:
+        self.read = read
+        self.question = question
+        self.done = done
+        self.pixels: NDArray[np.uint8] | None = None
+        self.fields: dict[str, Any] | None = None
+        self.arrived = self.queued = time.perf_counter()
+        self.decode = self.waited = self.inference = 0.0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the answer any more: the deadline passed, or the client went away."""
+        return self.done.done()
+
+
+class InferenceQueue:
+    """A worker's one way to the graph; made and asked on the event loop."""
+
+    def __init__(self, model: Model, meter: Meter, *, limit: int, threads: int, max_batch: int, limits: Limits) -> None:
+        self.model = model
+        self.max_batch = max_batch
+        self.depth = 0
+        self._meter = meter
+        self._limit = limit
+        self._limits = limits
+        self._wording = Wording(model.manifest)
+        self._seconds_an_image = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._incoming: SimpleQueue[Job | None] = SimpleQueue()
+        self._decoded: deque[Job] = deque()
+        self._graph = threading.Lock()
+        self._threads = [threading.Thread(target=self._work, name=f"image-{n}", daemon=True) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    @contextlib.contextmanager
+    def admitted(self, images: int = 1) -> Iterator[None]:
+        """Room for so many images until the block ends, or a BusyError at once."""
+        # More than fit are still taken when there is nothing else to do: they could never be answered otherwise.
+        if self.depth and self.depth + images > self._limit:
+            raise BusyError(
+                "too much to do",
+                got=f"{images} more beside {self.depth}",
+                allowed=f"{self._limit} images at a time in this worker",
+                retry_after=max(1, math.ceil(self.depth * self._seconds_an_image)),
+            )
+        self.depth += images
+        try:
+            yield
+        finally:
+            self.depth -= images
+
+    def ask(self, read: Callable[[], bytes], question: Question) -> asyncio.Future[str]:
+        """Put an image in line; the future gets the answer as JSON, or a RequestError. To cancel it is to give up."""
+        done: asyncio.Future[str] = self._loop.create_future()
+        self._incoming.put(Job(read, question, done))
+        return done
+
+    def close(self) -> None:
+        """End the threads, once they are done with what is in line."""
+        for _ in self._threads:
+            self._incoming.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._incoming.get()) is not None:
+            self._decode(job)
+            # What stands in line is worth decoding first, as long as it fits into the same batch.
+            if self._incoming.empty() or len(self._decoded) >= self.max_batch:
+                self._run_decoded()
+        self._run_decoded()
+
+    def _decode(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        started = time.perf_counter()
+        job.waited = started - job.arrived
+        try:
+            job.pixels = to_pixels(decode(job.read(), self._limits), self.model.manifest.image)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._fail, [job], error)
+            return
+        job.queued = time.perf_counter()
+        job.decode = job.queued - started
+        self._decoded.append(job)
+
+    def _run_decoded(self) -> None:
+        # Whoever does not get the lock may leave: its holder looks again after it let go.
+        while self._decoded and self._graph.acquire(blocking=False):
+            try:
+                batch = self._next_batch()
+                if batch:
+                    self._run(batch)
+            finally:
+                self._graph.release()
+
+    def _next_batch(self) -> list[Job]:
+        batch: list[Job] = []
+        while self._decoded and len(batch) < self.max_batch:
+            job = self._decoded.popleft()
+            if not job.abandoned:
+                batch.append(job)
+        return batch
+
+    def _run(self, batch: list[Job]) -> None:
+        started = time.perf_counter()
+        try:
+            said = self._answer(batch)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._fail, batch, error)
+            return
+        seconds = time.perf_counter() - started
+        for job in batch:
+            job.waited += started - job.queued
+            job.inference = seconds
+        self._seconds_an_image += 0.1 * (seconds / len(batch) - self._seconds_an_image)
+        self._loop.call_soon_threadsafe(self._finish, batch, said)
+
+    def _answer(self, batch: list[Job]) -> list[str | RequestError]:
+        outputs = self.model.run(np.stack([job.pixels for job in batch if job.pixels is not None]))
+        finite = np.logical_and.reduce([np.isfinite(outputs[name]).all(axis=1) for name in OUTPUT_NAMES])
+        said: list[str | RequestError] = [_not_finite() for _ in batch]
+        for question, rows in _by_decision(batch, finite.tolist()).items():
+            same = outputs if len(rows) == len(batch) else {name: values[rows] for name, values in outputs.items()}
+            verdicts = decide(same, self.model.bundle.rule, alpha=question[0], given_task=question[1])
+            for row, place in enumerate(rows):
+                job = batch[place]
+                job.fields = self._wording.answer(verdicts, row, job.question)
+                said[place] = encode(job.fields)
+        return said
+
+    def _finish(self, batch: list[Job], said: Sequence[str | RequestError]) -> None:
+        for job, outcome in zip(batch, said, strict=True):
+            if job.done.done():
+                continue
+            if isinstance(outcome, RequestError):
+                job.done.set_exception(outcome)
+            else:
+                job.done.set_result(outcome)
+        # After those who wait have been woken, so that their answers are written first.
+        self._loop.call_soon(self._note, batch)
+
+    def _fail(self, batch: list[Job], error: Exception) -> None:
+        if not isinstance(error, RequestError):
+            log.error("an image could not be answered", exc_info=error)
+            error = ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")
+        for job in batch:
+            if not job.done.done():
+                job.done.set_exception(error)
+
+    def _note(self, batch: list[Job]) -> None:
+        self._meter.batch(len(batch))
+        for job in batch:
+            self._meter.stages(job.decode, job.waited, job.inference)
+            if job.fields is not None:
+                fields = job.fields
+                self._meter.answer(fields["task"], fields["best_guess"], fields["known"], fields["p_value"])
+
+
+def _not_finite() -> OutputError:
+    return OutputError("the network failed on this image", got="a number not finite", allowed="finite numbers")
+
+
+def _by_decision(batch: list[Job], finite: list[bool]) -> dict[tuple[float, int | None], list[int]]:
+    """Places in a batch that can be decided together."""
+    places: dict[tuple[float, int | None], list[int]] = {}
+    for place, job in enumerate(batch):
+        if finite[place]:
+            places.setdefault((job.question.alpha, job.question.task), []).append(place)
+    return places
+
+
+def best_batch(model: Model) -> int:
+    """How many images to run together: on a GPU many; on a CPU as many only if that is measured to pay."""
+    if model.provider == CUDA:
+        return CUDA_BATCH
+    alone, together = _fastest(model, 1), _fastest(model, TRIAL_BATCH) / TRIAL_BATCH
+    pays = together <= WORTH_IT * alone
+    log.info(
+        "an image takes %.2f ms alone and %.2f ms among %d: batches are %s",
+        1000 * alone,
+        1000 * together,
+        TRIAL_BATCH,
+        "on" if pays else "off",
+    )
+    return CPU_BATCH if pays else 1
+
+
+def _fastest(model: Model, size: int) -> float:
+    """Seconds of the fastest of a few runs; the others met something else on the machine."""
+    pixels = np.resize(model.bundle.golden.pixels, (size, *model.manifest.image.shape))
+    fastest, until = math.inf, time.perf_counter() + TRIAL_SECONDS
+    for _ in range(5):
+        started = time.perf_counter()
+        model.predict(pixels)
+        ended = time.perf_counter()
+        fastest = min(fastest, ended - started)
+        if ended > until:
+            break
+    return fastest

@@ -1,0 +1,412 @@
+"""The web page in a real browser, against the real server.
+
+The browser is Debian's Chromium (`apt-get install chromium`); nothing is downloaded. Screenshots are left in pytest's
+temporary folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from serving import page as served_page
+from tests.helpers_serving import GREY, Server, image_bytes, serving, write_bundle
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+BARELY_RED = (175, 0, 0)
+"""As far from red as 2 of 100 validation images: unknown at the default alpha of 0.05, known at 0.01."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    run = tmp_path_factory.mktemp("run")
+    write_bundle(run / "bundle")
+    samples = run / "samples"
+    samples.mkdir()
+    for name, colour in {"red": (255, 0, 0), "barely_red": BARELY_RED, "grey": GREY}.items():
+        (samples / f"{name}.png").write_bytes(image_bytes(colour))
+    with serving(tmp_path_factory.mktemp("home"), run / "bundle") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium; apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    # Chromium's own sandbox refuses to run as root, which a container's test usually is.
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *root])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """The page, loaded, with what went wrong in `page.troubles` and every request in `page.asked`."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=["clipboard-write"])
+    opened = open_page(context.new_page(), server)
+    opened.wait_for_selector(".sample")
+    yield opened
+    context.close()
+
+
+def open_page(page: Page, server: Server) -> Page:
+    page.set_default_timeout(10_000)
+    page.goto(server.url)
+    return page
+
+
+def click_sample(page: Page, name: str) -> None:
+    page.get_by_role("button", name=f"Sample {name}", exact=True).click()
+
+
+def wait_for(page: Page, state: str) -> str:
+    """Wait for a known, unknown or empty answer, or a problem; what is said in large letters."""
+    page.wait_for_selector(f"#answer[data-state={state}]")
+    return page.inner_text("#problem-text" if state == "problem" else "#label")
+
+
+def draw(page: Page, *points: tuple[float, float]) -> None:
+    box = page.locator("#pad").bounding_box()
+    assert box is not None
+    placed = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*placed[0])
+    page.mouse.down()
+    for point in placed[1:]:
+        page.mouse.move(*point, steps=4)
+    page.mouse.up()
+
+
+def as_file(page: Page, content: bytes, name: str = "image.png", kind: str = "image/png") -> Any:
+    """A DataTransfer in the browser that holds one file."""
+    return page.evaluate_handle(
+        """([text, name, type]) => {
+            const held = new DataTransfer();
+            const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            held.items.add(new File([bytes], name, { type }));
+            return held;
+        }""",
+        [base64.b64encode(content).decode(), name, kind],
+    )
+
+
+def test_loads_without_an_error_and_asks_no_other_host(browser: Browser, server: Server, tmp_path: Path) -> None:
+    page = browser.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    open_page(page, server).wait_for_selector(".sample")
+    click_sample(page, "red")
+    wait_for(page, "known")
+    page.screenshot(path=tmp_path / "known.png", full_page=True)
+    assert said == []
+    assert asked
+    assert [url for url in asked if not url.startswith(f"{server.url}/")] == []
+    chip = page.inner_text("#model-chip").split()
+    model = httpx.get(f"{server.url}/model").json()
+    assert chip == [model["name"], model["version"], "CPU"]
+    page.close()
+
+
+def test_the_api_reader_works_without_another_host(browser: Browser, server: Server) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{server.url}/docs")
+    page.wait_for_selector("text=/predict")
+    assert [url for url in asked if not url.startswith((f"{server.url}/", "data:"))] == []
+    page.close()
+
+
+def test_a_sample_is_answered_with_everything_that_the_service_says(page: Page) -> None:
+    click_sample(page, "red")
+    assert wait_for(page, "known") == "red"
+    assert "% confident" in page.inner_text("#badge")
+    assert page.inner_text("#task-badge") == "Task 0: red, green"
+    names = page.locator("#task-bars .name").all_inner_texts()
+    assert names == ["Task 0: red, green", "Task 1: blue, yellow"]
+    assert page.locator("#task-bars .inside .name").all_inner_texts() == ["Task 0: red, green"]
+    assert page.locator("#class-bars .name").first.inner_text() == "red"
+    assert re.fullmatch(r"[\d.]+ ms", page.inner_text("#fact-latency"))
+    line, bar = page.locator("#line-label"), page.locator("#task-bars .fill")
+    at = line.evaluate("node => parseFloat(getComputedStyle(node, '::before').left)")
+    widths = [bar.nth(row).evaluate("node => node.getBoundingClientRect().width") for row in range(2)]
+    assert widths[0] < at < widths[1]
+
+
+def test_what_was_never_taught_is_shown_as_unknown(page: Page, tmp_path: Path) -> None:
+    click_sample(page, "grey")
+    assert wait_for(page, "unknown") == "unknown"
+    assert "Best guess" in page.inner_text("#sentence")
+    assert page.locator("#task-bars .inside").count() == 0
+    page.screenshot(path=tmp_path / "unknown.png", full_page=True)
+
+
+def test_a_drawing_is_answered_and_can_be_taken_back(page: Page) -> None:
+    assert page.locator("#hint").is_visible()
+    draw(page, (0.2, 0.3), (0.5, 0.7), (0.8, 0.3))
+    page.wait_for_selector("#task-detail:not([hidden])")
+    assert not page.locator("#hint").is_visible()
+    assert page.locator("#sees").is_visible()
+    page.click("#eraser")
+    draw(page, (0.2, 0.3), (0.8, 0.3))
+    page.click("#undo")
+    page.click("#undo")
+    assert wait_for(page, "empty") == "?"
+    assert page.locator("#undo").is_disabled()
+
+
+def test_the_answer_waits_for_the_end_of_the_stroke(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for height in (0.2, 0.4, 0.6):
+        draw(page, (0.2, height), (0.8, height))
+    page.wait_for_selector("#task-detail:not([hidden])")
+    assert len([url for url in asked if "/predict" in url]) <= 2
+
+
+def test_a_grey_model_gets_the_drawing_large_centred_and_at_its_own_size(page: Page) -> None:
+    """A short stroke in a corner, as the model would get it."""
+    pixels = page.evaluate(
+        """async () => {
+            const { Pad } = await import("./page/pad.js");
+            const pad = new Pad(document.createElement("canvas"), { onBegin() {}, onStroke() {} });
+            pad.setUp({ height: 16, width: 16, mode: "L" });
+            pad.strokes = [{ tool: "pen", colour: "#ffffff", points: [[20, 20], [20, 120]] }];
+            const picture = pad.picture();
+            const { data } = picture.getContext("2d").getImageData(0, 0, picture.width, picture.height);
+            return { width: picture.width, height: picture.height, red: [...data].filter((_, at) => at % 4 === 0) };
+        }"""
+    )
+    assert (pixels["width"], pixels["height"]) == (16, 16)
+    rows = [pixels["red"][16 * row : 16 * row + 16] for row in range(16)]
+    assert all(max(row) > 50 for row in rows), "it fills the height"
+    assert all(max(row[:4] + row[12:]) == 0 for row in rows), "it stands in the middle"
+    assert all(abs(row[left] - row[15 - left]) <= 2 for row in rows for left in range(8)), "it is symmetric"
+
+
+def test_an_image_can_be_pasted(page: Page) -> None:
+    page.evaluate(
+        """async (held) => {
+            const blob = new Blob([await held.files[0].arrayBuffer()], { type: "image/png" });
+            await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
+        }""",
+        as_file(page, image_bytes((0, 0, 255))),
+    )
+    page.keyboard.press("Control+V")
+    assert wait_for(page, "known") == "blue"
+
+
+def test_an_image_can_be_dropped_and_a_link_cannot(page: Page) -> None:
+    held = as_file(page, image_bytes((0, 255, 0)))
+    page.dispatch_event("#answer", "dragenter", {"dataTransfer": held})
+    assert "dropping" in (page.get_attribute("#stage", "class") or "")
+    page.dispatch_event("#answer", "drop", {"dataTransfer": held})
+    assert wait_for(page, "known") == "green"
+    assert "dropping" not in (page.get_attribute("#stage", "class") or "")
+    page.dispatch_event("#answer", "drop", {"dataTransfer": page.evaluate_handle("() => new DataTransfer()")})
+    assert "Only image files" in wait_for(page, "problem")
+
+
+def test_an_image_can_be_chosen(page: Page) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.click("#choose")
+    chooser.value.set_files({"name": "x.png", "mimeType": "image/png", "buffer": image_bytes((255, 255, 0))})
+    assert wait_for(page, "known") == "yellow"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"no image at all", "not an image that the service reads"),
+        (image_bytes()[:40], "damaged or incomplete"),
+        (b"", "empty"),
+    ],
+    ids=["text", "truncated", "empty"],
+)
+def test_a_broken_file_is_refused_in_words(page: Page, content: bytes, words: str) -> None:
+    page.set_input_files("#file", {"name": "broken.png", "mimeType": "image/png", "buffer": content})
+    assert words in wait_for(page, "problem")
+    assert page.locator("#headline").is_hidden()
+    click_sample(page, "red")
+    assert wait_for(page, "known") == "red"
+
+
+def test_the_slider_changes_the_verdict(page: Page) -> None:
+    slider = page.locator("#strictness")
+    assert "Accepts about 95 %" in page.inner_text("#strictness-words")
+    click_sample(page, "barely red")
+    assert wait_for(page, "unknown") == "unknown"
+    slider.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    assert wait_for(page, "known") == "red"
+    assert "Accepts about 99 %" in page.inner_text("#strictness-words")
+    assert slider.get_attribute("aria-valuetext") == "Accepts about 99 % of images of known classes"
+
+
+def test_an_answer_can_be_asked_within_a_task(page: Page) -> None:
+    click_sample(page, "red")
+    wait_for(page, "known")
+    page.select_option("#task", "1")
+    wait_for(page, "unknown")
+    assert page.locator("#task-bars .aside .name").all_inner_texts() == ["Task 0: red, green"]
+
+
+def test_a_keyboard_is_enough(page: Page) -> None:
+    visited = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        visited.append(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"))
+        if visited[-1] == "Sample red":
+            break
+    assert visited[-1] == "Sample red", visited
+    assert [name for name in visited if name in ("pen", "eraser", "choose")] == ["pen", "eraser", "choose"]
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "the focus must be seen"
+    page.keyboard.press("Enter")
+    assert wait_for(page, "known") == "red"
+
+
+def test_every_control_has_a_name_and_the_answer_is_announced(page: Page) -> None:
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("button, input, select")].filter((control) => {
+            const label = control.labels?.[0]?.textContent ?? "";
+            return !(control.getAttribute("aria-label") || label.trim() || control.textContent.trim());
+        }).map((control) => control.outerHTML)"""
+    )
+    assert unnamed == []
+    assert page.get_attribute("#headline", "aria-live") == "polite"
+    assert page.get_attribute("#problem", "role") == "alert"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_never_scrolls_sideways(browser: Browser, server: Server, tmp_path: Path, scheme: str) -> None:
+    context = browser.new_context(
+        viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True, color_scheme=scheme
+    )
+    page = open_page(context.new_page(), server)
+    page.wait_for_selector(".sample")
+    for sample, state in (("red", "known"), ("grey", "unknown")):
+        page.get_by_role("button", name=f"Sample {sample}", exact=True).tap()
+        wait_for(page, state)
+        page.screenshot(path=tmp_path / f"phone-{scheme}-{state}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+    context.close()
+
+
+def test_a_key_is_asked_for_and_kept(page: Page, server: Server) -> None:
+    """The service that asks for a key is played by the browser: what matters here is what the page does."""
+
+    def guarded(route: Route) -> None:
+        if route.request.headers.get("x-api-key") == "right":
+            route.continue_()
+        else:
+            detail = {"code": "unauthorized", "message": "no valid key", "got": "none", "allowed": "x-api-key"}
+            route.fulfill(status=401, json={"error": detail})
+
+    page.route(re.compile(r"/(model|predict|samples)\b"), guarded)
+    page.reload()
+    for key in ("wrong", "right"):
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", key)
+        page.keyboard.press("Enter")
+    page.wait_for_selector(".sample")
+    click_sample(page, "red")
+    assert wait_for(page, "known") == "red"
+    page.reload()
+    page.wait_for_selector(".sample")
+    assert not page.locator("#key-dialog").is_visible()
+
+
+def test_a_busy_service_is_asked_again_by_a_button(page: Page) -> None:
+    answers = iter([503])
+
+    def busy(route: Route) -> None:
+        if status := next(answers, None):
+            route.fulfill(status=status, headers={"retry-after": "2"}, json={"error": {"code": "busy"}})
+        else:
+            route.continue_()
+
+    page.route("**/predict*", busy)
+    click_sample(page, "red")
+    assert wait_for(page, "problem") == "The service is busy right now."
+    assert "2 seconds" in page.inner_text("#problem-more")
+    page.click("#again")
+    assert wait_for(page, "known") == "red"
+
+
+def test_an_unreachable_service_is_said(page: Page) -> None:
+    page.route("**/predict*", lambda route: route.abort())
+    click_sample(page, "red")
+    assert wait_for(page, "problem") == "The service cannot be reached."
+
+
+def test_labels_are_text_and_never_markup(page: Page) -> None:
+    def hostile(route: Route) -> None:
+        answer = route.fetch().json()
+        route.fulfill(json={**answer, "label": "<img src=x onerror=alert(1)>"})
+
+    page.route("**/predict*", hostile)
+    click_sample(page, "red")
+    assert wait_for(page, "known") == "<img src=x onerror=alert(1)>"
+    assert page.locator("#label img").count() == 0
+
+
+def test_only_small_images_of_the_folder_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(image_bytes())
+    (folder / "a.png").write_bytes(image_bytes())
+    (folder / "b.JPG").write_bytes(image_bytes(kind="JPEG"))
+    (folder / "notes.txt").write_text("not an image")
+    (folder / ".hidden.png").write_bytes(image_bytes())
+    (folder / "empty.png").touch()
+    (folder / "huge.png").write_bytes(bytes(served_page.LARGEST_SAMPLE + 1))
+    (folder / "folder.png").mkdir()
+    (folder / "link.png").symlink_to(secret)
+    monkeypatch.setenv("OPENWORLD_SAMPLES", str(folder))
+    assert list(served_page.samples()) == ["a.png", "b.JPG"]
+    monkeypatch.setenv("OPENWORLD_SAMPLES", str(tmp_path / "absent"))
+    assert served_page.samples() == {}
+
+
+@pytest.mark.parametrize("name", ["..%2fbundle%2fmanifest.json", "%2e%2e", "notes.txt", "..", "red.png%00", "x" * 300])
+def test_no_other_file_can_be_had_as_a_sample(server: Server, name: str) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/samples/red.png").headers["content-type"] == "image/png"
+        # Sent as it is: a client that tidies addresses would hide what is tried here.
+        request = client.build_request("GET", f"{server.url}/samples/x")
+        request.url = request.url.copy_with(raw_path=f"/samples/{name}".encode())
+        assert client.send(request).status_code == 404 or name == ".."
+
+
+def test_the_browser_asks_about_its_copies(server: Server) -> None:
+    first = httpx.get(f"{server.url}/page/app.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again = httpx.get(f"{server.url}/page/app.js", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")

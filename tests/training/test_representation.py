@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.network import Network
+from models.unit_mask import UnitMask
+from tests.helpers import FEATURES, HEAD, learn_task, tiny_network, tiny_task
+from training.augment import Augmentation
+from training.classifier import fit_head
+from training.config import FeatureLearning
+from training.representation import learn_features
+
+
+class Watched(torch.optim.SGD):
+    """Notes the learning rate and the gradients of every step."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.rates: list[float] = []
+        self.gradients: list[dict[int, Tensor]] = []
+
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        self.rates.append(group["lr"])
+        self.gradients.append({id(p): p.grad.clone() for p in group["params"] if p.grad is not None})
+        return super().step(closure)
+
+
+def nothing(*_: Any) -> None:
+    """No seeds, no checkpoints."""
+
+
+def learned_logits(*, tasks: int = 1, **changes: Any) -> Tensor:
+    """All gate logits of the last of some tasks, learned with changed settings."""
+    network = tiny_network("hat")
+    how: FeatureLearning = replace(FEATURES, **changes)
+    for task in range(tasks):
+        network.add_task(2)
+        optimizer = torch.optim.Adam(network.trainable(task), lr=how.lr)
+        learn_features(
+            network, task, tiny_task(1, seed=task), how, Augmentation(), optimizer, range(how.epochs), nothing, nothing
+        )
+        network.finish(task)
+    return torch.cat([mask.logits[tasks - 1].detach() for mask in network.unit_masks()])
+
+
+def test_the_sparsity_term_shuts_gates() -> None:
+    assert learned_logits(sparsity_first=100.0).mean() < learned_logits(sparsity_first=0.0).mean() - 0.05
+
+
+def test_the_first_task_and_the_later_ones_have_sparsities_of_their_own() -> None:
+    assert torch.equal(learned_logits(sparsity_later=0.0), learned_logits(sparsity_later=100.0))
+    free, dear = (learned_logits(tasks=2, sparsity_later=weight) for weight in (0.0, 100.0))
+    assert dear.mean() < free.mean() - 0.05
+
+
+def test_gate_logits_stay_within_six() -> None:
+    assert learned_logits(lr=50.0).abs().max() == 6
+
+
+def test_sharpness_runs_from_soft_to_hard_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float]] = []
+    real = UnitMask.compensate
+
+    def compensate(self: UnitMask, task: int, sharpness: float, maximum: float) -> None:
+        seen.append((sharpness, maximum))
+        real(self, task, sharpness, maximum)
+
+    monkeypatch.setattr(UnitMask, "compensate", compensate)
+    learned_logits(batch_size=2, max_sharpness=100.0)
+    masks = len(tiny_network("hat").unit_masks())
+    epoch = [pytest.approx(sharpness) for sharpness in (0.01, 50.005, 100.0) for _ in range(masks)]
+    assert [sharpness for sharpness, _ in seen] == epoch * 2
+    assert {maximum for _, maximum in seen} == {100.0}
+
+
+def watched_features(network: Network, task: int, how: FeatureLearning) -> Watched:
+    optimizer = Watched(network.trainable(task), how.lr)
+    data = tiny_task(1, seed=task)
+    learn_features(network, task, data, how, Augmentation(), optimizer, range(how.epochs), nothing, nothing)
+    return optimizer
+
+
+def test_the_optimizer_sees_no_gradient_of_what_finished_tasks_use() -> None:
+    network = tiny_network("hat")
+    learn_task(network, tiny_task(1))
+    frozen = [pair for layer in network.task_layers() for pair in layer.frozen()]
+    network.add_task(2)
+    for gradients in watched_features(network, 1, FEATURES).gradients:
+        for parameter, mask in frozen:
+            assert not gradients[id(parameter)][mask].any()
+        assert any(gradients[id(parameter)].any() for parameter, _ in frozen)
+
+
+def test_learning_rates_of_step_one_warm_up_and_fall() -> None:
+    network = tiny_network("hat")
+    network.add_task(2)
+    rates = watched_features(network, 0, replace(FEATURES, epochs=3, warmup_epochs=1, lr=1.0)).rates
+    assert rates == pytest.approx([0.5, 1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0.0], abs=1e-9)
+
+
+def test_learning_rates_of_step_two_fall() -> None:
+    network, data = tiny_network("hat"), tiny_task(1)
+    network.add_task(2)
+    network.finish(0)
+    optimizer = Watched(list(network.head(0).parameters()), 1.0)
+    how = replace(HEAD, batch_size=3, lr=1.0)
+    fit_head(network, 0, data, how, Augmentation(), optimizer, range(2), nothing, nothing)
+    assert optimizer.rates == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])
+
+
+def test_the_loss_of_easy_images_falls() -> None:
+    network = tiny_network("hat", seed=1)
+    data = tiny_task(1, per_class=6)
+    data.train.pixels[data.train.local_classes == 0] //= 8
+    network.add_task(2)
+    losses: list[float] = []
+    how = replace(FEATURES, epochs=10, batch_size=12, lr=0.02, sparsity_first=0.0)
+    views = Augmentation(crop_area=(0.9, 1.0))
+    optimizer = torch.optim.Adam(network.trainable(0), lr=how.lr)
+    learn_features(network, 0, data, how, views, optimizer, range(10), nothing, lambda epoch, loss: losses.append(loss))
+    assert losses[-1] < losses[0] - 0.1
