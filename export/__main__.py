@@ -17,7 +17,7 @@ import torch
 from export.bake import bake
 from export.graph import OPSET, to_onnx
 from export.verify import ParityError, open_session, run_graph, synthetic_images, verify
-from export.write import WriteError, write_directory
+from export.write import WriteError, check_target, write_directory
 from serving.bundle import (
     FORMAT,
     GOLDEN,
@@ -43,13 +43,15 @@ PACKAGES = ("openworld", "torch", "onnx", "onnxruntime-gpu", "numpy")
 
 def export(folder: Path, out: Path) -> Manifest:
     """Bake, convert, verify and write; the manifest of the new bundle."""
+    check_target(out)
     run = open_run(folder, torch.device("cpu"))
+    metrics = _metrics(folder)
     preset = run.config.preset
     metadata = {"name": f"{preset.name}-{run.config.method}", "tasks": json.dumps(run.config.tasks)}
     graph = to_onnx(bake(run.network), preset.image, metadata)
     verification = verify(run.network, run.rule, graph, synthetic_images(preset.image, VERIFIED_IMAGES))
     files = {RULE: run.rule.model_dump_json(indent=1).encode(), GRAPH: graph, GOLDEN: _golden(run, graph)}
-    manifest = _manifest(run, files, verification, _metrics(folder))
+    manifest = _manifest(run, files, verification, metrics)
     write_directory(out, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"})
     return manifest
 

@@ -15,10 +15,15 @@ class WriteError(Exception):
     """A place where no bundle can be written; the message says why."""
 
 
-def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files beside the target, then move them into place; an older bundle there is replaced."""
+def check_target(folder: Path) -> None:
+    """Refuse to replace what is not a bundle."""
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise WriteError(f"{folder} exists and is not a bundle: choose another --out or remove it")
+
+
+def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files beside the target, then move them into place; an older bundle there is replaced."""
+    check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that moving it is one rename and never a copy.
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

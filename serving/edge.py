@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import MalformedRequestError, MethodError, PageError, RequestError, ServerError
 from serving.logs import RequestLog
 from serving.meter import Meter
+from serving.predictions import REFUSED, REQUEST_ID, Reply
 from serving.schemas import SCHEMA, error_answer
 from serving.security import API_HEADERS, PAGE_HEADERS, check_key
 from serving.settings import Settings
@@ -22,18 +24,21 @@ OTHER = "other"
 """What counts for every path that is not listed: paths are made up by callers."""
 
 SCHEMA_HEADER = (b"x-openworld-schema", str(SCHEMA).encode())
-REQUEST_ID = "openworld_request_id"
-REFUSED = "openworld_refused"
-"""Where a scope holds its id, and the code of the error that answers it."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 
+Handlers = Mapping[str, Callable[[Scope, Receive], Awaitable[Reply]]]
+
 
 class Edge:
-    """Every request passes here first, and every response last."""
+    """Every request passes here first, and every response last.
 
-    def __init__(self, app: ASGIApp, settings: Settings, meter: Meter) -> None:
+    `handlers` answer POST requests to their paths at once: BentoML's layers cost more than the answer itself.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, meter: Meter, handlers: Handlers) -> None:
         self._app = app
+        self._handlers = handlers
         self._key = settings.api_key
         self._meter = meter
         self._log = RequestLog(settings.log) if settings.access_log else None
@@ -48,7 +53,11 @@ class Edge:
         try:
             if self._key is not None and exchange.path in PREDICTIONS:
                 check_key(scope["headers"], self._key)
-            await self._app(scope, receive, exchange.send)
+            handler = self._handlers.get(exchange.path) if exchange.method == "POST" else None
+            if handler is None:
+                await self._app(scope, receive, exchange.send)
+            else:
+                await exchange.reply(await handler(scope, receive))
         except RequestError as error:
             self._meter.rejected(error.code)
             await exchange.refuse(error)
@@ -60,14 +69,7 @@ class Edge:
         path, status = exchange.path, exchange.status
         self._meter.request(path if path in PAGES else OTHER, status, seconds)
         if self._log is not None and (path not in PROBES or status >= 400):
-            self._log.add(
-                request_id=exchange.request_id,
-                method=exchange.method,
-                path=path,
-                status=status,
-                seconds=seconds,
-                error=exchange.scope.get(REFUSED),
-            )
+            self._log.add(exchange.request_id, exchange.method, path, status, seconds, exchange.scope.get(REFUSED))
 
 
 class Exchange:
@@ -75,11 +77,11 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.started = time.perf_counter()
+        self.scope = scope
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.request_id = scope[REQUEST_ID] = _request_id(scope)
         self.status = 500
-        self.scope = scope
         self._send = send
         self._replaced = False
 
@@ -87,33 +89,37 @@ class Exchange:
         """Pass a message on; an error that is not in our shape is replaced by one that is."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            ours = SCHEMA_HEADER in message["headers"]
-            if self.status >= 400 and not ours:
+            if self.status >= 400:
                 self._replaced = True
                 await self.refuse(_translated(self, dict(message["headers"])), self.status)
                 return
-            message["headers"] = [*message["headers"], *self._headers(ours)]
+            message["headers"] = [*message["headers"], *self._headers()]
         elif self._replaced:
             return
         await self._send(message)
 
-    async def refuse(self, error: RequestError, status: int | None = None) -> None:
-        """Answer with an error."""
-        self.status, self.scope[REFUSED] = status or error.status, error.code
-        body = error_answer(error, self.request_id).model_dump_json().encode()
+    async def reply(self, reply: Reply) -> None:
+        """Answer with JSON."""
+        self.status = reply.status
+        body = reply.body.encode()
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            *((name.encode(), value.encode()) for name, value in error.headers.items()),
-            *self._headers(False),
+            (b"content-length", b"%d" % len(body)),
+            *self._headers(),
+            *((name.encode(), value.encode()) for name, value in reply.headers.items()),
         ]
-        await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    def _headers(self, ours: bool) -> list[tuple[bytes, bytes]]:
+    async def refuse(self, error: RequestError, status: int | None = None) -> None:
+        """Answer with an error."""
+        self.scope[REFUSED] = error.code
+        body = error_answer(error, self.request_id).model_dump_json()
+        await self.reply(Reply(status or error.status, body, error.headers))
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
         added = API_HEADERS if self.path in PREDICTIONS else PAGE_HEADERS
-        identity = (b"x-request-id", self.request_id.encode())
-        return [identity, *added] if ours else [identity, SCHEMA_HEADER, *added]
+        return [(b"x-request-id", self.request_id.encode()), SCHEMA_HEADER, *added]
 
 
 def _request_id(scope: Scope) -> str:
@@ -132,7 +138,6 @@ def _translated(exchange: Exchange, headers: dict[bytes, bytes]) -> RequestError
         allowed = headers.get(b"allow", b"another method").decode()
         return MethodError("the page takes another method", got=exchange.method, allowed=allowed)
     if exchange.status < 500:
-        return MalformedRequestError(
-            "request refused", got=f"{exchange.method} {exchange.path}", allowed="see /docs.json"
-        )
+        got = f"{exchange.method} {exchange.path}"
+        return MalformedRequestError("request refused", got=got, allowed="what /docs.json lists")
     return ServerError("the server failed", got=f"status {exchange.status}", allowed="see its log")

@@ -57,7 +57,7 @@ class RequestLog:
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, *, request_id: str, method: str, path: str, status: int, seconds: float, error: str | None) -> None:
+    def add(self, request_id: str, method: str, path: str, status: int, seconds: float, error: str | None) -> None:
         """A request was answered."""
         now = timestamp(time.time())
         milliseconds = round(seconds * 1000, 3)

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 
-from prometheus_client import Histogram
 from prometheus_client import Counter as PrometheusCounter
+from prometheus_client import Histogram
 
 from serving import metrics
 

@@ -83,14 +83,14 @@ def learn_task_features(
 ) -> torch.optim.Optimizer:
     """Step 1 as training.fit runs it, short of finishing the task; the optimiser that it used."""
     optimizer = make_optimizer(network.trainable(task))
-    learn_features(network, task, data, FEATURES, Augmentation(), optimizer, range(2), _nothing, _nothing)
+    list(learn_features(network, task, data, FEATURES, Augmentation(), optimizer, range(2)))
     return optimizer
 
 
 def learn_task_head(network: Network, task: int, data: TaskData) -> None:
     """Step 2 and what follows it."""
     optimizer = adam(list(network.head(task).parameters()))
-    fit_head(network, task, data, HEAD, Augmentation(), optimizer, range(2), _nothing, _nothing)
+    list(fit_head(network, task, data, HEAD, Augmentation(), optimizer, range(2)))
     fit_distances(network, task, data.train)
     fit_calibration(network, task, data.validation)
 
@@ -102,10 +102,6 @@ def learn_task(network: Network, data: TaskData, make_optimizer: MakeOptimizer =
     network.finish(task)
     learn_task_head(network, task, data)
     return task
-
-
-def _nothing(*_: Any) -> None:
-    """No seeds, no checkpoints."""
 
 
 def open_gates(network: Network, task: int, share: float) -> None:

@@ -69,7 +69,7 @@ def save(folder: Path, network: Network, optimizer: torch.optim.Optimizer | None
         for number, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 tensors[f"{OPTIMIZER}{number}.{name}"] = torch.as_tensor(value)
-    temporary = folder / f".{CURRENT}.{os.getpid()}"
+    temporary = folder / f".{CURRENT}.new"
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(contiguous, temporary, metadata={"progress": _PROGRESS.dump_json(progress).decode()})
     _sync(temporary)
@@ -89,13 +89,14 @@ class Checkpoint:
     def load_network(self, network: Network, classes: list[int]) -> None:
         """Give a fresh network the tasks learned so far (classes of each task, whole run) and their weights."""
         progress = self.progress
-        learning = progress.task < len(classes)
-        for task in range(progress.task + learning):
+        # A task that has not begun gets its room from the learner, from the seed that room has.
+        begun = progress.phase == "head" or progress.epoch > 0
+        for task in range(progress.task + begun):
             network.add_task(classes[task])
             if task < progress.finished_features():
                 network.finish(task)
         own = {name.removeprefix(NETWORK): value for name, value in self.tensors.items() if name.startswith(NETWORK)}
-        for task in range(min(progress.task, len(classes))):
+        for task in range(progress.task):
             for name in ("means", "whitening"):
                 setattr(network.distance(task), name, torch.empty_like(own[f"distances.{task}.{name}"]))
         network.load_state_dict(own)
@@ -136,7 +137,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
     _sync(temporary)
     os.replace(temporary, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -28,18 +28,15 @@ def fit_head(
     views: Augmentation,
     optimizer: torch.optim.Optimizer,
     epochs: range,
-    start_epoch: Callable[[int], None],
-    end_epoch: Callable[[int, float], None],
-) -> None:
-    """Train the linear head to tell classes and rotations apart; the features stay as they are."""
+) -> Iterator[float]:
+    """Train the linear head to tell classes and rotations apart, an epoch for each mean loss; the features stay."""
     network.eval()
     head = network.head(task)
     count = -(-len(data.train) // how.batch_size)
     for epoch in epochs:
-        start_epoch(epoch)
         total = 0.0
         for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
-            set_lr(optimizer, how.lr * warmup_cosine((epoch + batch / count) / how.epochs, 0))
+            set_lr(optimizer, how.lr * warmup_cosine((epoch + (batch + 0.5) / count) / how.epochs, 0))
             turned, turned_classes = eight_views(images, classes, data.classes, views)
             with torch.no_grad():
                 features = network.features(turned, task)
@@ -48,7 +45,7 @@ def fit_head(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-        end_epoch(epoch, total / len(data.train))
+        yield total / len(data.train)
 
 
 @torch.no_grad()

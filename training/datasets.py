@@ -50,7 +50,7 @@ class Images:
         for label in np.unique(self.labels):
             index = generator.permutation((self.labels == label).nonzero()[0])
             if len(index) < 2:
-                raise DataError(f"class {label!r} has {len(index)} image; at least 2 are needed to hold some out")
+                raise DataError(f"class {str(label)!r} has {len(index)} image; at least 2 are needed to hold some out")
             count = min(max(1, round(share * len(index))), len(index) - 1)
             taken.append(index[:count])
             kept.append(index[count:])

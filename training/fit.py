@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,54 +72,44 @@ class Learner:
             self._learn_head(task, data)
 
     def _learn_features(self, task: int, data: TaskData) -> None:
-        how = self.config.preset.features
-        optimizer = make_optimizer(how.optimizer, self.network.trainable(task), how.lr)
-        self._epochs("features", task, data, how.epochs, optimizer, learn_features, how)
+        preset = self.config.preset
+        optimizer = make_optimizer(preset.features.optimizer, self.network.trainable(task), preset.features.lr)
+        epochs = self._epochs_left(preset.features.epochs, optimizer)
+        losses = learn_features(self.network, task, data, preset.features, preset.augmentation, optimizer, epochs)
+        self._run(task, data, epochs, losses, optimizer)
         self.network.finish(task)
         self._save(replace(self.progress, phase="head", epoch=0))
 
     def _learn_head(self, task: int, data: TaskData) -> None:
-        how = self.config.preset.head
-        optimizer = make_optimizer("adam", list(self.network.head(task).parameters()), how.lr)
-        self._epochs("head", task, data, how.epochs, optimizer, fit_head, how)
+        preset = self.config.preset
+        optimizer = make_optimizer("adam", list(self.network.head(task).parameters()), preset.head.lr)
+        epochs = self._epochs_left(preset.head.epochs, optimizer)
+        losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
+        self._run(task, data, epochs, losses, optimizer)
         fit_distances(self.network, task, data.train)
         fit_calibration(self.network, task, data.validation)
         rule = fit_task_rule(self.network, task, data.validation, SCORE)
-        self._save(Progress(task + 1, rules=(*self.progress.rules, rule)))
+        self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, rules=(*self.progress.rules, rule)))
 
-    def _epochs(
-        self,
-        phase: str,
-        task: int,
-        data: TaskData,
-        total: int,
-        optimizer: torch.optim.Optimizer,
-        learn: Callable[..., None],
-        how: object,
-    ) -> None:
-        """The epochs of a phase that are left, each from its own seed and each saved."""
-        done = self.progress.epoch
-        if done and self.checkpoint is not None:
+    def _epochs_left(self, total: int, optimizer: torch.optim.Optimizer) -> range:
+        """The epochs of a phase that are still to run, with the optimiser where it was."""
+        if self.progress.epoch and self.checkpoint is not None:
             self.checkpoint.load_optimizer(optimizer)
         self.checkpoint = None
+        return range(self.progress.epoch, total)
+
+    def _run(
+        self, task: int, data: TaskData, epochs: range, losses: Iterator[float], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Ask for one loss after another: each epoch starts from its own seed and ends in a checkpoint."""
+        phase = self.progress.phase
         name = f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''}): {phase}"
-        with self.reporter.bar(name, done, total) as bar:
-
-            def end_epoch(epoch: int, loss: float) -> None:
-                self._save(replace(self.progress, task=task, phase=phase, epoch=epoch + 1), optimizer)
+        with self.reporter.bar(name, epochs.start, epochs.stop) as bar:
+            for epoch in epochs:
+                seed_everything(self.config.seed, task, phase, epoch)
+                loss = next(losses)
+                self._save(replace(self.progress, epoch=epoch + 1), optimizer)
                 bar.advance(loss)
-
-            learn(
-                self.network,
-                task,
-                data,
-                how,
-                self.config.preset.augmentation,
-                optimizer,
-                range(done, total),
-                lambda epoch: seed_everything(self.config.seed, task, phase, epoch),
-                end_epoch,
-            )
 
     def _save(self, progress: Progress, optimizer: torch.optim.Optimizer | None = None) -> None:
         now = time.monotonic()
@@ -143,7 +133,9 @@ def choose_run(chosen: argparse.Namespace) -> tuple[RunConfig, Source]:
         tasks = parse_tasks(chosen.tasks)
     else:
         known = [label for label in source.classes if label not in preset.held_out]
-        tasks = in_tasks_of(known, chosen.classes_per_task or preset.classes_per_task)
+        tasks = in_tasks_of(
+            known, preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
+        )
     check_classes(tasks, source)
     return RunConfig(preset, chosen.seed or 0, tasks, chosen.data), source
 

@@ -82,7 +82,7 @@ def unknown_metrics(known: Outputs, unknown: Outputs, rule: Rule) -> UnknownMetr
     scores = np.concatenate([on_known.unknown_score, on_unknown.unknown_score])
     is_unknown = np.repeat([0, 1], [len(on_known.known), len(on_unknown.known)])
     # As elsewhere in the field: the share of unknowns let through when 95 % of the knowns are.
-    let_through, accepted, _ = roc_curve(1 - is_unknown, -scores)
+    let_through, accepted, _ = roc_curve(1 - is_unknown, -scores, drop_intermediate=False)
     return UnknownMetrics(
         auroc=float(roc_auc_score(is_unknown, scores)),
         fpr95=float(let_through[np.searchsorted(accepted, 0.95)]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -38,10 +38,8 @@ def learn_features(
     views: Augmentation,
     optimizer: torch.optim.Optimizer,
     epochs: range,
-    start_epoch: Callable[[int], None],
-    end_epoch: Callable[[int, float], None],
-) -> None:
-    """Run the epochs that are left; `start_epoch` seeds, `end_epoch` gets the mean loss and saves."""
+) -> Iterator[float]:
+    """Learn for the given epochs, one each time the next mean loss is asked for."""
     network.train()
     protection = Protection(network)
     masks = network.unit_masks()
@@ -49,12 +47,11 @@ def learn_features(
     count = -(-len(data.train) // how.batch_size)
     device = data.train.pixels.device
     for epoch in epochs:
-        start_epoch(epoch)
         total = 0.0
         for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
-            progress = (epoch + (batch + 1) / count) / how.epochs
+            progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs))
-            sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness) if masks else None
+            sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness)
             turned, turned_classes = eight_views(images, classes, data.classes, views)
             with mixed_precision(device):
                 vectors = network.project(turned, task, sharpness)
@@ -66,10 +63,9 @@ def learn_features(
             loss.backward()
             protection.mask_gradients()
             for mask in masks:
-                assert sharpness is not None
                 mask.compensate(task, sharpness, how.max_sharpness)
             optimizer.step()
             protection.restore()
             for mask in masks:
                 mask.clamp(task)
-        end_epoch(epoch, total / len(data.train))
+        yield total / len(data.train)

@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from stat import S_ISREG
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -84,11 +85,9 @@ def _samples(request: Request) -> Response:
 
 
 def _sample(request: Request) -> Response:
-    name = request.path_params["name"]
-    file = samples().get(name)
+    file = samples().get(request.path_params["name"])
     if file is None:
-        error = {"code": "no_such_sample", "message": f"no such sample: got {name!r}; allowed: what /samples lists"}
-        return JSONResponse({"error": {**error, "got": name, "allowed": "what /samples lists"}}, status_code=404)
+        raise HTTPException(404)
     return FileResponse(file, media_type=MEDIA_TYPES[file.suffix.lower()], headers=FRESH)
 
 

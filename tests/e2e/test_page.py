@@ -21,7 +21,7 @@ from serving import page as served_page
 from tests.helpers_serving import GREY, Server, image_bytes, serving, write_bundle
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Route
+    from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = (
@@ -61,14 +61,20 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    opened = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=["clipboard-write"])
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
-    """The page, loaded, with what went wrong in `page.troubles` and every request in `page.asked`."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, permissions=["clipboard-write"])
+def page(context: BrowserContext, server: Server) -> Iterator[Page]:
+    """The page, loaded."""
     opened = open_page(context.new_page(), server)
     opened.wait_for_selector(".sample")
     yield opened
-    context.close()
+    opened.close()
 
 
 def open_page(page: Page, server: Server) -> Page:
@@ -111,8 +117,8 @@ def as_file(page: Page, content: bytes, name: str = "image.png", kind: str = "im
     )
 
 
-def test_loads_without_an_error_and_asks_no_other_host(browser: Browser, server: Server, tmp_path: Path) -> None:
-    page = browser.new_page()
+def test_loads_without_an_error_and_asks_no_other_host(context: BrowserContext, server: Server, tmp_path: Path) -> None:
+    page = context.new_page()
     said: list[str] = []
     asked: list[str] = []
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
@@ -131,8 +137,8 @@ def test_loads_without_an_error_and_asks_no_other_host(browser: Browser, server:
     page.close()
 
 
-def test_the_api_reader_works_without_another_host(browser: Browser, server: Server) -> None:
-    page = browser.new_page()
+def test_the_api_reader_works_without_another_host(context: BrowserContext, server: Server) -> None:
+    page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{server.url}/docs")

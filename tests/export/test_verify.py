@@ -8,7 +8,8 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from export.verify import ALLOWED, BATCHES, ParityError, _compare_labels, synthetic_images, verify
+from export import verify as parity
+from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify
 from models.network import Network
 from serving.bundle import ImageSpec
 from serving.decision import OUTPUT_NAMES
@@ -63,12 +64,17 @@ def test_a_graph_that_says_nan_is_refused(exported_hat: Exported) -> None:
         verify(exported_hat.run.network, exported_hat.run.rule, model.SerializeToString(), PIXELS)
 
 
-def test_labels_that_differ_are_refused_however_small_the_difference(exported_hat: Exported) -> None:
-    logits = np.array([[1.0, 1.0 + 1e-9, 0.0, 0.0]])
-    expected = {"logits": logits, "distances": np.ones_like(logits)}
-    got = {**expected, "logits": logits[:, [1, 0, 2, 3]]}
-    with pytest.raises(ParityError, match="batch 7: 1 of 1 labels differ between network and graph"):
-        _compare_labels(7, expected, got, exported_hat.run.rule)
+def test_labels_that_differ_are_refused_even_if_every_difference_is_allowed(
+    exported_hat: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity, "ALLOWED", float("inf"))
+    contrary = copy.deepcopy(exported_hat.run.network)
+    with torch.no_grad():
+        for task in range(2):
+            contrary.head(task).weight.neg_()
+            contrary.head(task).bias.neg_()
+    with pytest.raises(ParityError, match="batch 1: 9 of 9 labels differ between network and graph"):
+        verify(contrary, exported_hat.run.rule, exported_hat.bundle.graph, PIXELS)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])

@@ -32,7 +32,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bento_holds_the_bundle_and_serving_alone(home: Path) -> None:
     source = home / "bentos/openworld/1/src"
     held = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    expected = {path.relative_to(ROOT).as_posix() for path in (ROOT / "serving").rglob("*.py")}
+    files = [path for path in (ROOT / "serving").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
     bundle = {f"runs/demo/bundle/{name}" for name in ("manifest.json", "rule.json", "model.onnx", "golden.npz")}
     assert held - {"bentofile.yaml", "README.md"} == expected | bundle
     requirements = (home / "bentos/openworld/1/env/python/requirements.txt").read_text()

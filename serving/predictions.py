@@ -1,0 +1,124 @@
+"""Answers prediction requests: one image or many, within the deadline, for as long as somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple
+
+from starlette.types import Receive, Scope
+
+from serving.answer import Question
+from serving.errors import ClientGoneError, DeadlineError, RequestError
+from serving.meter import Meter
+from serving.patience import Watch
+from serving.queue import InferenceQueue
+from serving.schemas import error_answer
+from serving.settings import Settings
+from serving.upload import Upload, limit_for_many, limit_for_one, read_body, read_question
+
+REQUEST_ID, REFUSED = "openworld_request_id", "openworld_refused"
+"""Where a scope holds its id, and the code of the error that answers it."""
+
+
+class Reply(NamedTuple):
+    """A response, always JSON."""
+
+    status: int
+    body: str
+    headers: dict[str, str]
+
+
+class Predictions:
+    """What stands behind `/predict` and `/predict_many`."""
+
+    def __init__(self, queue: InferenceQueue, meter: Meter, settings: Settings) -> None:
+        self._queue = queue
+        self._meter = meter
+        self._settings = settings
+        self._default = read_question(queue.model, b"")
+
+    async def one(self, scope: Scope, receive: Receive) -> Reply:
+        """Say what an image shows, or that it is unknown."""
+        return await self._reply(self._one, scope, receive)
+
+    async def many(self, scope: Scope, receive: Receive) -> Reply:
+        """Say what each of several images shows; a bad one spoils only its own answer."""
+        return await self._reply(self._many, scope, receive)
+
+    async def _reply(self, answer: Callable[[Scope, Receive], Awaitable[str]], scope: Scope, receive: Receive) -> Reply:
+        try:
+            async with asyncio.timeout(self._settings.deadline):
+                return Reply(200, await answer(scope, receive), {})
+        except RequestError as error:
+            refused = error
+        except TimeoutError:
+            allowed = f"{self._settings.deadline:g} seconds from the request's head to its answer"
+            refused = DeadlineError("the deadline passed", got="no answer", allowed=allowed)
+        self._meter.rejected(refused.code)
+        scope[REFUSED] = refused.code
+        return Reply(refused.status, error_answer(refused, scope.get(REQUEST_ID)).model_dump_json(), refused.headers)
+
+    async def _one(self, scope: Scope, receive: Receive) -> str:
+        question = self._question(scope)
+        with self._queue.admitted():
+            upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes)
+            done = self._queue.ask(upload.image, question)
+            with Watch(receive, [done]) as watch:
+                try:
+                    return await done
+                except asyncio.CancelledError:
+                    if watch.gone:
+                        raise _gone() from None
+                    raise
+
+    async def _many(self, scope: Scope, receive: Receive) -> str:
+        question = self._question(scope)
+        with self._queue.admitted():
+            upload = await _upload(scope, receive, limit_for_many, self._settings.max_body)
+            images = await asyncio.to_thread(upload.images, self._settings.max_images)
+            with self._queue.admitted(len(images) - 1):
+                said = await self._each(images, question, receive)
+        return f'{{"answers":[{",".join(said)}]}}'
+
+    async def _each(self, images: list[bytes | RequestError], question: Question, receive: Receive) -> list[str]:
+        asked = [self._queue.ask(partial(_unwrap, image), question) for image in images]
+        with Watch(receive, asked) as watch:
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        if watch.gone:
+            raise _gone()
+        return [self._said(outcome) for outcome in outcomes]
+
+    def _said(self, outcome: str | BaseException) -> str:
+        if isinstance(outcome, str):
+            return outcome
+        if not isinstance(outcome, RequestError):
+            raise outcome
+        self._meter.rejected(outcome.code)
+        return error_answer(outcome).model_dump_json(exclude_none=True)
+
+    def _question(self, scope: Scope) -> Question:
+        query: bytes = scope["query_string"]
+        return read_question(self._queue.model, query) if query else self._default
+
+
+async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int) -> Upload:
+    content_type = announced = b""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"content-length":
+            announced = value
+    kind = content_type.decode("latin-1")
+    return Upload(kind, await read_body(receive, announced, limit(kind, size)))
+
+
+def _unwrap(image: bytes | RequestError) -> bytes:
+    if isinstance(image, RequestError):
+        raise image
+    return image
+
+
+def _gone() -> ClientGoneError:
+    return ClientGoneError("nobody waits for the answer", got="a closed connection", allowed="an open one")
