@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from typing import Any, cast
+from typing import cast
 
 import bentoml
 from starlette.applications import Starlette
@@ -22,7 +22,7 @@ from serving.logs import log_as
 from serving.machine import Plan, available_cpus, plan
 from serving.meter import Meter
 from serving.metrics import LIMIT, MODEL, exposition, forget_dead_workers
-from serving.openapi import complete
+from serving.openapi import document
 from serving.page import routes as page_routes
 from serving.predictions import Predictions, Reply
 from serving.preflight import BAD_SETTINGS_OR_BUNDLE, check_in_child
@@ -40,7 +40,7 @@ async def _model(request: Request) -> Response:
 
 
 async def _docs(request: Request) -> Response:
-    return JSONResponse(complete(cast(Any, OpenWorld).openapi_spec.asdict()))
+    return JSONResponse(document())
 
 
 async def _metrics(request: Request) -> Response:
@@ -115,7 +115,7 @@ class OpenWorld:
             meter,
             limit=settings.queue,
             # One more than can run at a time, so that a huge image does not hold up the small ones behind it.
-            threads=share.threads + int(os.environ.get("X_T","1")),
+            threads=share.threads + 1,
             max_batch=settings.batch or best_batch(model),
             limits=Limits(settings.max_bytes, settings.max_pixels),
         )

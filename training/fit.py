@@ -82,6 +82,8 @@ class Learner:
 
     def _learn_head(self, task: int, data: TaskData) -> None:
         preset = self.config.preset
+        # The features are frozen from here on, also where a resumed run has no epoch of the head left to train.
+        self.network.eval()
         optimizer = make_optimizer("adam", list(self.network.head(task).parameters()), preset.head.lr)
         epochs = self._epochs_left(preset.head.epochs, optimizer)
         losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
