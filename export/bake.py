@@ -33,7 +33,7 @@ class BakedNetwork(nn.Module):
 
     def __init__(self, tasks: Sequence[BakedTask], mean: float, std: float) -> None:
         super().__init__()
-        self.tasks = nn.ModuleList(tasks)
+        self.baked_tasks = tuple(tasks)
         self.mean = mean
         self.std = std
 
@@ -41,7 +41,7 @@ class BakedNetwork(nn.Module):
         """uint8 [n, height, width, channels] -> logits and distances, each [n, classes of all tasks]."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32) / 255
         turned = rotations((images - self.mean) / self.std)
-        outputs = [task(turned) for task in self.tasks]
+        outputs = [task(turned) for task in self.baked_tasks]
         logits, distances = (torch.cat(columns, dim=1) for columns in zip(*outputs, strict=True))
         return logits, distances
 

@@ -5,32 +5,58 @@ They know nothing of tasks or gates and hold live channels only, so that an expo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from models.mechanism import Conv, Linear
 from models.task_norm import TaskNorm
 from models.unit_mask import Units
+from models.weight_mask import MaskedConv2d, MaskedLinear
 
 
-def bake_conv(conv: Conv, norm: TaskNorm | None, task: int) -> nn.Conv2d:
+class Ternary(NamedTuple):
+    """Weights that are +s, -s or 0, s constant in each row: what there is to store of them."""
+
+    signs: Tensor  # bool, the layer's own tensor, the same for every task
+    mask: Tensor  # bool
+    scale: Tensor  # [rows]
+
+
+class BakedConv2d(nn.Conv2d):
+    """A plain convolution that may know its weights to be ternary."""
+
+    ternary: Ternary | None = None
+
+
+class BakedLinear(nn.Linear):
+    """A plain linear layer that may know its weights to be ternary."""
+
+    ternary: Ternary | None = None
+
+
+def bake_conv(conv: Conv, norm: TaskNorm | None, task: int) -> BakedConv2d:
     """A smaller convolution with its normalisation folded in."""
     weight, bias = conv.live_weight(task), conv.live_bias(task)
+    scale = torch.ones(len(weight), dtype=torch.float64, device=weight.device)
     if norm is not None:
         scale, shift = norm.live_affine(task)
         bias = (shift if bias is None else shift + scale * bias).float()
         weight = (weight.double() * scale[:, None, None, None]).float()
     out_channels, in_channels, kernel_size, _ = weight.shape
-    baked = nn.Conv2d(in_channels, out_channels, kernel_size, conv.stride, conv.padding, bias=bias is not None)
+    baked = BakedConv2d(in_channels, out_channels, kernel_size, conv.stride, conv.padding, bias=bias is not None)
     _fill(baked, weight, bias)
+    baked.ternary = _ternary(conv, task, scale)
     return baked
 
 
-def bake_linear(linear: Linear, task: int) -> nn.Linear:
+def bake_linear(linear: Linear, task: int) -> BakedLinear:
     """A smaller linear layer."""
     weight, bias = linear.live_weight(task), linear.live_bias(task)
-    baked = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    baked = BakedLinear(weight.shape[1], weight.shape[0], bias=bias is not None)
     _fill(baked, weight, bias)
+    baked.ternary = _ternary(linear, task, torch.ones(len(weight), dtype=torch.float64, device=weight.device))
     return baked
 
 
@@ -39,6 +65,12 @@ def _fill(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | None) -> 
         layer.weight.copy_(weight)
         if bias is not None and layer.bias is not None:
             layer.bias.copy_(bias)
+
+
+def _ternary(layer: Conv | Linear, task: int, scale: Tensor) -> Ternary | None:
+    if isinstance(layer, MaskedConv2d | MaskedLinear):
+        return Ternary(layer.signs, layer.mask(task), (scale * layer.magnitude).float())
+    return None
 
 
 class Align(nn.Module):

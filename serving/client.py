@@ -40,7 +40,7 @@ UNREACHABLE, UNREADABLE = "unreachable", "unreadable_answer"
 """Codes of our own, for a server that says nothing, and for one that says what we cannot read."""
 
 _TRANSIENT = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-_PNG_MODES = frozenset(("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"))
+_PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
 _STATUS = {error.code: error.status for error in RequestError.__subclasses__()}
 
 Result = TypeVar("Result")
@@ -171,6 +171,8 @@ class Client:
         request_id: str | None = None,
     ) -> list[Answer | ServiceError]:
         """The same for several images, in order; a bad one gives an error in its own place."""
+        if not images:
+            return []
         return self._result(self._asks.predict_many(images, request_id, {"task": task, "alpha": alpha, "top": top}))
 
     def model(self) -> ModelDescription:
@@ -237,6 +239,8 @@ class AsyncClient:
         request_id: str | None = None,
     ) -> list[Answer | ServiceError]:
         """The same for several images, in order; a bad one gives an error in its own place."""
+        if not images:
+            return []
         parameters = {"task": task, "alpha": alpha, "top": top}
         return await self._result(self._asks.predict_many(images, request_id, parameters))
 
@@ -292,7 +296,9 @@ def _file(image: Picture) -> bytes:
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
         raise ValueError("image is of mode F, whose range is not known; convert it to one of 8 or 16 bit first")
-    if upright.mode not in _PNG_MODES:
+    if upright.mode.startswith("I"):
+        upright = upright.convert("I").convert("I;16")
+    elif upright.mode not in _PNG_MODES:
         upright = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
     stored = io.BytesIO()
     upright.save(stored, "PNG", compress_level=1)

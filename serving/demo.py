@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from serving.bundle import load_bundle
+
 PATIENCE = 60.0
 
 
@@ -70,9 +72,11 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
 def _next_steps(run: Path, port: int) -> str:
     url = f"http://127.0.0.1:{port}"
     curl = "  curl -s -F image=@{} {}/predict"
-    lines = ["", f"Ready: {url} (API reference), {url}/model (what is served). Try it from another terminal:", ""]
-    for name, meaning in (("known.png", "a class it has learned"), ("unknown.png", "a class it has never seen")):
-        if (sample := run / "samples" / name).exists():
+    lines = ["", f"Ready: open {url} in a browser, or try it from another terminal:", ""]
+    learned = load_bundle(run / "bundle").manifest.labels
+    samples = sorted((run / "samples").glob("*.png"))
+    for meaning, known in (("a class it has learned", True), ("a class it has never seen", False)):
+        for sample in [path for path in samples if (path.stem in learned) == known][:1]:
             lines += [f"  # {meaning}", curl.format(sample.resolve(), url)]
     return "\n".join([*lines, "", "Ctrl-C stops the server.", ""])
 

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -44,6 +44,7 @@ from serving.bundle import (
 from serving.decision import OUTPUT_NAMES, Rule, TaskRule, threshold
 from serving.runtime import Model
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 LABELS = (("red", "green"), ("blue", "yellow"))
@@ -177,10 +178,11 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
-def server_environment(home: Path, bundle: Path | None) -> dict[str, str]:
+def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a server of one worker, unless `settings` (OPENWORLD_WORKERS ...) say otherwise."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BENTOML_", "OPENWORLD_"))}
-    chosen = {} if bundle is None else {"OPENWORLD_BUNDLE": str(bundle)}
-    return {**kept, **chosen, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
+    chosen = {"OPENWORLD_WORKERS": "1"} | ({} if bundle is None else {"OPENWORLD_BUNDLE": str(bundle)})
+    return {**kept, **chosen, **(settings or {}), "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
 
 
 def serve_command(target: str, port: int, python: str = sys.executable) -> list[str]:
@@ -198,6 +200,7 @@ class Server:
     url: str
     port: int
     log: Path
+    process: subprocess.Popen[bytes]
 
 
 @contextlib.contextmanager
@@ -208,21 +211,23 @@ def serving(
     target: str = "serving.service:OpenWorld",
     cwd: Path = ROOT,
     python: str = sys.executable,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A real server in a process of its own, from ready to gone."""
     port = free_port()
     home.mkdir(parents=True, exist_ok=True)
-    server = Server(f"http://127.0.0.1:{port}", port, home / "server.log")
-    with server.log.open("wb") as output:
+    log = home / "server.log"
+    with log.open("wb") as output:
         process = subprocess.Popen(
             serve_command(target, port, python),
             cwd=cwd,
-            env=server_environment(home, bundle),
+            env=server_environment(home, bundle, settings),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+    server = Server(f"http://127.0.0.1:{port}", port, log, process)
     try:
-        _wait_until_ready(server, process)
+        _wait_until_ready(server)
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
@@ -233,13 +238,33 @@ def serving(
             process.wait()
 
 
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], patience: float = 60) -> None:
+def _wait_until_ready(server: Server, patience: float = 60) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if process.poll() is not None:
+        if server.process.poll() is not None:
             break
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/readyz", timeout=patience).status_code == 200:
                 return
         time.sleep(0.05)
-    raise RuntimeError(f"server not ready, exit code {process.poll()}:\n{server.log.read_text()}")
+    raise RuntimeError(f"server not ready, exit code {server.process.poll()}:\n{server.log.read_text()}")
+
+
+def eventually(check: Callable[[], T], patience: float = 20) -> T:
+    """What `check` gives once it gives something; fails if it never does."""
+    deadline = time.monotonic() + patience
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {patience} seconds; last: {found!r}")
+        time.sleep(0.02)
+    return found
+
+
+def metric(server: Server, name: str, /, **labels: str) -> float:
+    """The sum of a metric's samples that bear these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    total = 0.0
+    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+        if line.partition("{")[0].partition(" ")[0] == name and all(label in line for label in wanted):
+            total += float(line.rpartition(" ")[2])
+    return total

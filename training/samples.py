@@ -1,7 +1,7 @@
-"""Two images to try a bundle with: `python -m training.samples RUN --out FOLDER`.
+"""A few test images to try a bundle with: `python -m training.samples RUN --out FOLDER`.
 
-One test image of a class that was learned and one of a class that was not, each the first that the bundle answers as
-it should. They illustrate; what the bundle gets wrong is measured by training.evaluate.
+One of each class (of the first ten), learned or not, named by its label: the first that the bundle answers as it
+should. They illustrate; what the bundle gets wrong is measured by training.evaluate.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ import numpy as np
 from PIL import Image
 
 from serving.bundle import BundleError
-from serving.decision import Verdicts
 from serving.runtime import Model
 from training.checkpoint import RunError, read_config
 from training.datasets import DataError, Images, load_source
-from training.evaluate import known_and_unknown
+
+MOST = 10
 
 
 def write_samples(run: Path, bundle: Path, out: Path) -> None:
-    """Write known.png and unknown.png, whole or not at all."""
+    """Write LABEL.png for each class, all of them or none."""
     config = read_config(run)
     source = load_source(config.preset.dataset, config.preset.image, config.data)
-    known, unknown = known_and_unknown(source, config)
     model = Model.load(bundle, provider="cpu")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        _save(known, _first_right(known, model.predict(known.pixels), model.manifest.labels), fresh / "known.png")
-        if len(unknown):
-            _save(unknown, _first(~model.predict(unknown.pixels).known), fresh / "unknown.png")
+        for label in source.classes[:MOST]:
+            images = source.test.of([label])
+            _save(images, _first_answered_right(images, label, model), fresh / f"{label}.png")
         fresh.chmod(0o755)
         shutil.rmtree(out, ignore_errors=True)
         os.rename(fresh, out)
@@ -43,14 +42,12 @@ def write_samples(run: Path, bundle: Path, out: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _first_right(images: Images, verdicts: Verdicts, labels: tuple[str, ...]) -> int:
-    guesses = np.array(labels)[verdicts.class_id]
-    return _first(verdicts.known & (guesses == images.labels))
-
-
-def _first(wanted: np.ndarray) -> int:
-    """The first True, or simply the first image where there is none."""
-    return int(wanted.argmax())
+def _first_answered_right(images: Images, label: str, model: Model) -> int:
+    """Where there is none, simply the first."""
+    verdicts = model.predict(images.pixels)
+    guesses = np.array(model.manifest.labels)[verdicts.class_id]
+    right = verdicts.known & (guesses == label) if label in model.manifest.labels else ~verdicts.known
+    return int(right.argmax())
 
 
 def _save(images: Images, number: int, path: Path) -> None:

@@ -257,6 +257,7 @@ def test_a_broken_file_is_refused_in_words(page: Page, content: bytes, words: st
     page.set_input_files("#file", {"name": "broken.png", "mimeType": "image/png", "buffer": content})
     assert words in wait_for(page, "problem")
     assert page.locator("#headline").is_hidden()
+    assert page.inner_text("#hint") == "No preview"
     click_sample(page, "red")
     assert wait_for(page, "known") == "red"
 
@@ -338,6 +339,7 @@ def test_a_key_is_asked_for_and_kept(page: Page, server: Server) -> None:
     page.reload()
     for key in ("wrong", "right"):
         page.wait_for_selector("#key-dialog[open]")
+        assert page.locator("#key-refused").is_visible() == (key == "right")
         page.fill("#key", key)
         page.keyboard.press("Enter")
     page.wait_for_selector(".sample")

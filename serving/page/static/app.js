@@ -1,6 +1,6 @@
 // Wires the page: what is drawn, dropped, pasted or chosen goes to the service, what it says goes to the view.
 
-import { Problem, getBlob, getJson, predict, storeKey } from "./api.js";
+import { Problem, getBlob, getJson, predict, storeKey, storedKey } from "./api.js";
 import { Pad } from "./pad.js";
 import { look } from "./picture.js";
 import { ALPHAS, showAnswer, showBusy, showEmpty, showModel, showProblem, showStrictness } from "./view.js";
@@ -117,6 +117,7 @@ async function withKey(send) {
 function askForKey() {
   const dialog = element("key-dialog");
   element("key").value = dialog.returnValue = "";
+  element("key-refused").hidden = !storedKey();
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "use"), { once: true });
@@ -126,7 +127,8 @@ function askForKey() {
 // ---- what is shown on the pad
 
 function showPad() {
-  element("hint").hidden = !pad.empty || image !== null;
+  element("hint").hidden = !pad.empty;
+  element("hint").classList.toggle("blank", image !== null);
   element("undo").disabled = !pad.drawn;
   element("clear").disabled = pad.empty && image === null;
   element("sees").hidden = pad.empty;

@@ -1,0 +1,254 @@
+"""Hostile input over real HTTP: whatever comes, the server says what is wrong with it and lives on.
+
+Images are made and damaged from a fixed seed; requests are drawn by schemathesis from the server's own description.
+How many were sent, and what they got, is printed.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from PIL import Image
+
+from tests.helpers_serving import Server, image_bytes, png_header, saved, serving, write_bundle
+from tests.load import http_request, megabytes, send, workers
+
+MUTANTS = 5000
+CLIENTS = 4
+GROWTH = 48.0
+"""Megabytes by which a worker may grow after its first thousand images: one large image may be in the works."""
+EXAMPLES = 60
+"""Requests that schemathesis draws for each operation and kind of body."""
+
+Say = Callable[[str], None]
+Mutate = Callable[[bytes, random.Random], bytes]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    bundle = write_bundle(tmp_path_factory.mktemp("fuzz") / "bundle")
+    with serving(tmp_path_factory.mktemp("home"), bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worker(server: Server) -> psutil.Process:
+    (only,) = workers(server, 1)
+    return only
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Print past pytest's capture."""
+
+    def aloud(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}", end="", flush=True)
+
+    return aloud
+
+
+def originals() -> list[bytes]:
+    """Small images of every format, mode and property that is read here, and some of formats that are not."""
+    noise = random.Random(0)
+    picture = Image.frombytes("RGB", (9, 7), noise.randbytes(9 * 7 * 3))
+    exif = picture.getexif()
+    exif[0x0112] = 6
+    frames = [picture.rotate(90 * turn) for turn in range(2)]
+    made = [saved(picture.convert(mode)) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")]
+    made += [saved(picture.convert(mode), "JPEG") for mode in ("L", "RGB", "CMYK")]
+    made += [saved(picture.convert(mode), "BMP") for mode in ("1", "L", "P", "RGB", "RGBA")]
+    made += [saved(picture.convert(mode), "WEBP", lossless=flat) for mode in ("RGB", "RGBA") for flat in (False, True)]
+    made += [
+        saved(picture, "JPEG", exif=exif, progressive=True, dpi=(72, 72)),
+        saved(picture, "PNG", exif=exif),
+        saved(picture.convert("P"), "PNG", transparency=3),
+        saved(picture, "WEBP", exif=exif),
+        saved(frames[0], "PNG", save_all=True, append_images=frames[1:]),
+        saved(frames[0], "WEBP", save_all=True, append_images=frames[1:]),
+        saved(picture, "GIF"),
+        saved(picture, "TIFF"),
+        saved(picture, "ICO"),
+        saved(picture, "PPM"),
+    ]
+    return made
+
+
+def flip_bits(content: bytes, noise: random.Random) -> bytes:
+    damaged = bytearray(content)
+    for _ in range(noise.choice((1, 1, 2, 8, 64))):
+        damaged[noise.randrange(len(damaged))] ^= 1 << noise.randrange(8)
+    return bytes(damaged)
+
+
+def flip_header(content: bytes, noise: random.Random) -> bytes:
+    """Where sizes, depths and lengths are."""
+    damaged = bytearray(content)
+    for _ in range(noise.choice((1, 2, 4))):
+        damaged[noise.randrange(min(64, len(damaged)))] = noise.choice((0, 1, 0x7F, 0x80, 0xFF, noise.randrange(256)))
+    return bytes(damaged)
+
+
+def truncate(content: bytes, noise: random.Random) -> bytes:
+    return content[: noise.randrange(len(content))]
+
+
+def cut_out(content: bytes, noise: random.Random) -> bytes:
+    start, end = sorted(noise.randrange(len(content) + 1) for _ in range(2))
+    return content[:start] + content[end:]
+
+
+def splice_in(content: bytes, noise: random.Random) -> bytes:
+    place = noise.randrange(len(content) + 1)
+    return content[:place] + noise.randbytes(noise.choice((1, 4, 40))) + content[place:]
+
+
+def repeat(content: bytes, noise: random.Random) -> bytes:
+    return content * noise.randrange(2, 5) + noise.randbytes(noise.randrange(20))
+
+
+def keep_magic(content: bytes, noise: random.Random) -> bytes:
+    """The right first bytes, and nothing else."""
+    return content[: noise.choice((2, 4, 8, 12, 16, 30))] + noise.randbytes(noise.randrange(200))
+
+
+def only_noise(content: bytes, noise: random.Random) -> bytes:
+    return noise.randbytes(noise.randrange(300))
+
+
+def bomb(content: bytes, noise: random.Random) -> bytes:
+    """A few bytes that announce very many pixels, or sides of no sensible length."""
+    sides = (0, 1, 3, 4000, 4001, 12_000, 65_535, 2**31 - 1, 2**31, 2**32 - 1)
+    width, height = noise.choice(sides), noise.choice(sides)
+    if noise.random() < 0.5:
+        return png_header(width, height)
+    header = struct.pack("<IiiHHIIiiII", 40, width & 0x7FFFFFFF, height & 0x7FFFFFFF, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + 64, 0, 0, 54) + header + bytes(64)
+
+
+def odd_png(content: bytes, noise: random.Random) -> bytes:
+    """A PNG whose every chunk is sealed, with contents that do not fit together."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    depth, colour, interlace = noise.choice((1, 2, 3, 8, 16, 32)), noise.randrange(8), noise.randrange(3)
+    header = struct.pack(">IIBBBBB", noise.randrange(1, 40), noise.randrange(1, 40), depth, colour, 0, 0, interlace)
+    extra = noise.choice((b"", chunk(b"PLTE", noise.randbytes(3 * noise.randrange(4))), chunk(b"tRNS", b"\0\1")))
+    extra += noise.choice((b"", chunk(b"eXIf", noise.randbytes(30)), chunk(b"zTXt", b"k\0\0" + noise.randbytes(9))))
+    data = zlib.compress(noise.randbytes(noise.randrange(2000)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+MUTATIONS: tuple[Mutate, ...] = (
+    flip_bits,
+    flip_bits,
+    flip_header,
+    flip_header,
+    truncate,
+    cut_out,
+    splice_in,
+    repeat,
+    keep_magic,
+    only_noise,
+    bomb,
+    odd_png,
+)
+CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/x-nonsense; q=0", "IMAGE/WEBP")
+
+
+def mutants(count: int) -> list[bytes]:
+    """Whole requests, each with one damaged image, called something that it often is not."""
+    noise = random.Random(20_240_101)
+    sources = originals()
+    return [
+        http_request("/predict", MUTATIONS[number % len(MUTATIONS)](noise.choice(sources), noise), content_type)
+        for number, content_type in zip(range(count), noise.choices(CONTENT_TYPES, k=count), strict=True)
+    ]
+
+
+def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Process, say: Say) -> None:
+    requests = mutants(MUTANTS)
+    replies = send(server.port, requests[: MUTANTS // 5], clients=CLIENTS)
+    before = megabytes([worker])
+    replies += send(server.port, requests[MUTANTS // 5 :], clients=CLIENTS)
+    grown = megabytes([worker]) - before
+    counts = Counter((reply.status, said_code(reply.json())) for reply in replies)
+    shown = ", ".join(f"{count} x {status} {code}" for (status, code), count in sorted(counts.items()))
+    slowest = max(reply.seconds for reply in replies)
+    say(
+        f"mutated images: {len(replies)} sent, {shown}; slowest {1000 * slowest:.0f} ms; "
+        f"worker grew {grown:+.1f} MB (allowed {GROWTH:.0f})"
+    )
+    assert len(replies) == MUTANTS
+    assert {status for status, _ in counts} <= {200, 413, 415, 422}
+    assert len({code for _, code in counts}) >= 5
+    assert grown <= GROWTH
+    assert_unharmed(server, worker)
+
+
+def said_code(body: dict[str, Any]) -> str:
+    return str(body["error"]["code"]) if "error" in body else "answered"
+
+
+def test_requests_drawn_from_the_description_never_break_it(server: Server, worker: psutil.Process, say: Say) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis; pip install -e '.[dev]'")
+    description = schemathesis.openapi.from_url(f"{server.url}/docs.json")
+    counts: Counter[tuple[str, int]] = Counter()
+    for found in description.get_all_operations():
+        operation = found.ok()
+        for mode in schemathesis.GenerationMode:
+            # There is nothing to get wrong in a request that holds nothing.
+            if mode == schemathesis.GenerationMode.POSITIVE or operation.body or operation.query:
+                counts.update((operation.label, status) for status in drawn_statuses(operation, mode))
+    shown = ", ".join(f"{label} {count} x {status}" for (label, status), count in sorted(counts.items()))
+    say(f"schemathesis: {counts.total()} requests, {shown}")
+    assert {label for label, _ in counts} >= {"POST /predict", "POST /predict_many", "GET /model"}
+    assert_unharmed(server, worker)
+
+
+def drawn_statuses(operation: Any, mode: Any) -> list[int]:
+    """Send requests that the description allows, or forbids; every answer must be one that it foresees."""
+    from schemathesis.specs.openapi import checks
+
+    conformance = [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
+    statuses = []
+
+    @seed(0)
+    @settings(
+        max_examples=EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        response = case.call(session=session)
+        statuses.append(response.status_code)
+        assert response.status_code < 500, f"{response.status_code} {response.text}\n{case.as_curl_command()}"
+        case.validate_response(response, checks=conformance)
+
+    with pytest.importorskip("requests").Session() as session:
+        ask()
+    return statuses
+
+
+def assert_unharmed(server: Server, worker: psutil.Process) -> None:
+    """The same process, nothing unforeseen in its log, and it still knows red."""
+    assert workers(server, 1) == [worker]
+    assert "Traceback" not in server.log.read_text()
+    (reply,) = send(server.port, [http_request("/predict", image_bytes())], clients=1)
+    assert reply.json()["label"] == "red"

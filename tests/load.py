@@ -1,0 +1,179 @@
+"""Many clients at once, over raw HTTP/1.1 connections that stay open: a light load for a machine that serves too."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import uvloop
+
+from tests.helpers_serving import Server, eventually
+
+PATIENCE = 60.0
+"""Seconds that any one answer may take before the load generator calls the server dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back, and when."""
+
+    number: int
+    status: int
+    head: bytes
+    body: bytes
+    sent: float
+    seconds: float
+
+    def header(self, name: str) -> str | None:
+        for line in self.head.split(b"\r\n")[1:]:
+            found, _, value = line.partition(b":")
+            if found.strip().lower() == name.encode():
+                return value.strip().decode("latin-1")
+        return None
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def http_request(path: str, body: bytes, content_type: str = "application/octet-stream", extra: str = "") -> bytes:
+    """A whole POST, ready to be written."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+    return f"{head}{extra}\r\n".encode("latin-1") + body
+
+
+def repeat_for(seconds: float, *requests: bytes) -> Iterator[bytes]:
+    """The requests in turn, again and again until the time is over."""
+    until = time.perf_counter() + seconds
+    for request in itertools.cycle(requests):
+        if time.perf_counter() >= until:
+            return
+        yield request
+
+
+def send(
+    port: int, requests: Iterable[bytes], *, clients: int, after: Callable[[Reply], float] | None = None
+) -> list[Reply]:
+    """Send every request once, from so many clients that each wait for their answer; replies as they came.
+
+    `after` says how many seconds a client waits before its next request.
+    """
+    return uvloop.run(_send(port, requests, clients, after))
+
+
+async def _send(
+    port: int, requests: Iterable[bytes], clients: int, after: Callable[[Reply], float] | None
+) -> list[Reply]:
+    numbered = enumerate(requests)
+    replies: list[Reply] = []
+
+    async def client() -> None:
+        connection = _Connection()
+        try:
+            for number, request in numbered:
+                reply = await connection.ask(port, number, request)
+                replies.append(reply)
+                if after is not None and (pause := after(reply)):
+                    await asyncio.sleep(pause)
+        finally:
+            connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
+    return replies
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection, opened anew where the server closed it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
+
+    async def ask(self, port: int, number: int, request: bytes) -> Reply:
+        loop = asyncio.get_running_loop()
+        if self._transport is None or self._transport.is_closing():
+            await loop.create_connection(lambda: self, "127.0.0.1", port)
+        assert self._transport is not None
+        self._buffer, self._waiting = b"", loop.create_future()
+        sent = time.perf_counter()
+        self._transport.write(request)
+        timer = loop.call_later(PATIENCE, self._transport.abort)
+        try:
+            head, body = await self._waiting
+        finally:
+            timer.cancel()
+        return Reply(number, int(head[9:12]), head, body, sent, time.perf_counter() - sent)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, found, body = self._buffer.partition(b"\r\n\r\n")
+        if not found or self._waiting is None or self._waiting.done():
+            return
+        lower = head.lower()
+        start = lower.find(b"\r\ncontent-length:")
+        if start < 0:
+            raise AssertionError(f"an answer of unknown length: {head!r}")
+        length = int(lower[start + 17 :].partition(b"\r\n")[0])
+        if len(body) >= length:
+            if b"\r\nconnection: close" in lower and self._transport is not None:
+                self._transport.close()
+            self._waiting.set_result((head, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(ConnectionError(f"no answer: {exc or 'the server hung up'}"))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of answered requests: how many a second, and their latency in milliseconds."""
+
+    rate: float
+    p50: float
+    p99: float
+
+    @classmethod
+    def of(cls, replies: list[Reply], status: int = 200) -> Figures:
+        good = [reply for reply in replies if reply.status == status]
+        assert good, f"no answer of status {status} among {len(replies)}"
+        milliseconds = np.array([reply.seconds for reply in good]) * 1000
+        span = max(reply.sent + reply.seconds for reply in replies) - min(reply.sent for reply in replies)
+        p50, p99 = np.percentile(milliseconds, [50, 99])
+        return cls(len(good) / span, float(p50), float(p99))
+
+    @classmethod
+    def median(cls, rounds: list[Figures]) -> Figures:
+        return cls(*(float(np.median([getattr(one, name) for one in rounds])) for name in ("rate", "p50", "p99")))
+
+
+def workers(server: Server, count: int) -> list[psutil.Process]:
+    """The processes that answer, once there are so many of them."""
+    parent = psutil.Process(server.process.pid)
+
+    def found() -> list[psutil.Process]:
+        below = [one for one in parent.children() if "worker" in " ".join(one.cmdline())]
+        return sorted(below, key=lambda one: one.pid) if len(below) == count else []
+
+    return eventually(found)
+
+
+def megabytes(processes: Iterable[psutil.Process]) -> float:
+    """Resident memory of the largest of them."""
+    return max(one.memory_info().rss for one in processes) / 1e6

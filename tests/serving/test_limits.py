@@ -1,0 +1,131 @@
+"""A server with a key, room for one image and a short deadline; and how a server ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers_serving import Server, eventually, image_bytes, metric, serving
+
+KEY = "a-key-of-some-length"
+RED = image_bytes()
+DEADLINE = 1.5
+
+
+@pytest.fixture(scope="module")
+def strict(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings = {"OPENWORLD_API_KEY": KEY, "OPENWORLD_QUEUE": "1", "OPENWORLD_DEADLINE": str(DEADLINE)}
+    with serving(tmp_path_factory.mktemp("home"), bundle, settings=settings) as running:
+        yield running
+
+
+def post(server: Server, path: str = "/predict", **headers: str) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", content=RED, headers={"x-api-key": KEY, **headers}, timeout=30)
+
+
+@contextlib.contextmanager
+def half_sent(server: Server, key: str = KEY) -> Iterator[socket.socket]:
+    """A request whose body is not complete: it is accepted, and holds its place."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\nContent-Length: {len(RED)}\r\n\r\n"
+        connection.sendall(head.encode() + RED[:10])
+        yield connection
+
+
+def received(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    content = b""
+    while b"\r\n\r\n" not in content or not content.endswith(b"}"):
+        chunk = connection.recv(65536)
+        assert chunk, content
+        content += chunk
+    head, _, body = content.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict_many"])
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"x-api-key": KEY[:-1]}, {"x-api-key": ""}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer"}],
+)
+def test_without_the_key_there_are_no_predictions(strict: Server, path: str, headers: dict[str, str]) -> None:
+    response = httpx.post(f"{strict.url}{path}", content=RED, headers=headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "unauthorized"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-api-key": KEY}, {"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}]
+)
+def test_with_the_key_there_are(strict: Server, headers: dict[str, str]) -> None:
+    assert httpx.post(f"{strict.url}/predict", content=RED, headers=headers).json()["label"] == "red"
+
+
+def test_what_is_not_a_prediction_needs_no_key(strict: Server) -> None:
+    for path in ("/", "/model", "/readyz", "/metrics", "/docs.json"):
+        assert httpx.get(f"{strict.url}{path}").status_code == 200
+
+
+def test_a_full_queue_answers_503_at_once(strict: Server) -> None:
+    with half_sent(strict) as connection:
+        eventually(lambda: metric(strict, "openworld_queue_depth") == 1)
+        started = time.monotonic()
+        response = post(strict)
+        assert time.monotonic() - started < DEADLINE / 2
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "busy"
+        assert int(response.headers["retry-after"]) >= 1
+        assert httpx.get(f"{strict.url}/readyz").status_code == 200
+        connection.sendall(RED[10:])
+        status, said = received(connection)
+        assert (status, said["label"]) == (200, "red")
+    assert post(strict).json()["label"] == "red"
+    assert metric(strict, "openworld_rejected_total", reason="busy") == 1
+
+
+def test_the_deadline_ends_a_request(strict: Server) -> None:
+    with half_sent(strict) as connection:
+        status, said = received(connection)
+    assert (status, said["error"]["code"]) == (504, "deadline_exceeded")
+    assert post(strict).json()["label"] == "red"
+
+
+def test_a_client_that_goes_away_gives_its_place_back(strict: Server) -> None:
+    with half_sent(strict):
+        eventually(lambda: metric(strict, "openworld_queue_depth") == 1)
+    eventually(lambda: post(strict).status_code == 200)
+    eventually(lambda: metric(strict, "openworld_rejected_total", reason="client_gone") == 1)
+
+
+def test_the_key_is_in_no_log(strict: Server) -> None:
+    assert "unauthorized" in eventually(lambda: strict.log.read_text())
+    assert KEY not in strict.log.read_text()
+    assert KEY[:-1] not in strict.log.read_text()
+
+
+def test_sigterm_finishes_what_was_accepted_and_ends(bundle: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "home", bundle) as server, half_sent(server) as connection:
+        eventually(lambda: metric(server, "openworld_queue_depth") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: _refused(server))
+        connection.sendall(RED[10:])
+        status, said = received(connection)
+        assert (status, said["label"]) == (200, "red")
+        assert server.process.wait(timeout=20) == 0
+
+
+def _refused(server: Server) -> bool:
+    """Whether a new connection gets no answer: it is not accepted any more."""
+    try:
+        return httpx.get(f"{server.url}/livez", timeout=0.5).status_code != 200
+    except httpx.TransportError:
+        return True

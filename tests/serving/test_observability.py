@@ -1,0 +1,105 @@
+"""Metrics and logs of a server with two workers, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.metrics import exposition
+from tests.helpers_serving import COLOURS, GREY, Server, eventually, image_bytes, metric, serving
+
+KNOWN, UNKNOWN = 12, 4
+
+
+@pytest.fixture(scope="module")
+def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers that have answered some requests, each over a connection of its own."""
+    settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUEUE": "5"}
+    with serving(tmp_path_factory.mktemp("home"), bundle, settings=settings) as running:
+        # A connection reaches either worker: both must be there before one is counted on.
+        eventually(lambda: metric(running, "openworld_queue_limit") == 10)
+        for number in range(KNOWN):
+            colour = list(COLOURS.values())[number % 4]
+            assert httpx.post(f"{running.url}/predict", content=image_bytes(colour)).status_code == 200
+        grey = [("images", image_bytes(GREY))] * UNKNOWN
+        assert httpx.post(f"{running.url}/predict_many", files=[*grey, ("images", b"junk")]).status_code == 200
+        for path in ("/a", "/b", "/c?d=e"):
+            httpx.get(f"{running.url}{path}", headers={"x-request-id": "stranger"})
+        yield running
+
+
+def settled(server: Server, expected: float, name: str, /, **labels: str) -> bool:
+    """Whatever worker is asked, the sum over both is the same once both have written it down."""
+    eventually(lambda: metric(server, name, **labels) == expected)
+    return all(metric(server, name, **labels) == expected for _ in range(4))
+
+
+def test_answers_are_counted_over_all_workers(pair: Server) -> None:
+    assert settled(pair, KNOWN + UNKNOWN, "openworld_answers_total")
+    assert settled(pair, KNOWN, "openworld_answers_total", known="true")
+    assert settled(pair, KNOWN / 4, "openworld_answers_total", known="true", task="1", label="yellow")
+    assert settled(pair, KNOWN + UNKNOWN, "openworld_p_value_count")
+    assert settled(pair, UNKNOWN, "openworld_p_value_bucket", le="0.05")
+
+
+def test_the_sliding_window_is_one_over_all_workers(pair: Server) -> None:
+    assert settled(pair, UNKNOWN / (KNOWN + UNKNOWN), "openworld_unknown_ratio")
+    assert settled(pair, KNOWN + UNKNOWN, "openworld_recent_answers")
+
+
+def test_every_stage_is_timed(pair: Server) -> None:
+    for stage in ("decode", "queue", "inference"):
+        assert settled(pair, KNOWN + UNKNOWN, "openworld_stage_seconds_count", stage=stage)
+        assert 0 < metric(pair, "openworld_stage_seconds_sum", stage=stage) < 10
+    assert settled(pair, KNOWN + UNKNOWN, "openworld_batch_size_sum")
+    assert settled(pair, KNOWN, "openworld_request_seconds_count", endpoint="/predict")
+
+
+def test_refusals_are_counted_by_reason(pair: Server) -> None:
+    assert settled(pair, 1, "openworld_rejected_total", reason="unsupported_image")
+
+
+def test_unknown_paths_add_no_series(pair: Server) -> None:
+    assert settled(pair, 3, "openworld_requests_total", endpoint="other", status="404")
+    text = httpx.get(f"{pair.url}/metrics").text
+    assert 'endpoint="/a"' not in text
+
+
+def test_what_is_served_is_told(pair: Server) -> None:
+    served = httpx.get(f"{pair.url}/model").json()
+    labels = {"name": served["name"], "version": served["version"], "provider": served["provider"]}
+    assert settled(pair, 1, "openworld_model_info", **labels)
+    assert settled(pair, 0, "openworld_queue_depth")
+
+
+def lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+
+
+def test_every_request_is_a_line_of_json(pair: Server) -> None:
+    def requests() -> list[dict[str, Any]]:
+        return [line for line in lines(pair) if line["logger"] == "openworld.request"]
+
+    eventually(lambda: len(requests()) >= KNOWN + 1 + 3)
+    strangers = [line for line in requests() if line["request_id"] == "stranger"]
+    assert [(line["path"], line["status"], line["error"]) for line in strangers] == [
+        (path, 404, "not_found") for path in ("/a", "/b", "/c")
+    ]
+    answered = [line for line in requests() if line["path"] == "/predict"]
+    assert len(answered) == KNOWN
+    assert all(line["status"] == 200 and line["milliseconds"] > 0 and "error" not in line for line in answered)
+
+
+def test_a_worker_speaks_json(pair: Server) -> None:
+    said = [line["message"] for line in lines(pair) if line["logger"] == "bentoml.openworld"]
+    assert sum("runs on CPUExecutionProvider" in message for message in said) == 2
+    assert sum("batches are" in message for message in said) == 2
+
+
+def test_without_workers_the_page_still_works() -> None:
+    assert b"openworld_unknown_ratio" in exposition()

@@ -1,0 +1,101 @@
+"""The description of the API says all that the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import errors
+from serving.openapi import document
+from serving.schemas import Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription
+
+PREDICTIONS = ("/predict", "/predict_many")
+MODELS = {model.__name__: model for model in (Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription)}
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def walk(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
+    for value in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from walk(value)
+
+
+def test_it_is_served(client: httpx.Client) -> None:
+    assert client.get("/docs.json").json() == document()
+
+
+def test_every_page_and_body_form_is_there() -> None:
+    paths = document()["paths"]
+    assert set(paths) == {"/predict", "/predict_many", "/model", "/livez", "/healthz", "/readyz", "/metrics"}
+    one, many = (set(paths[path]["post"]["requestBody"]["content"]) for path in PREDICTIONS)
+    assert one == {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
+    assert many == {"multipart/form-data", "application/json"}
+    for path in PREDICTIONS:
+        names = [parameter["name"] for parameter in paths[path]["post"]["parameters"]]
+        assert names == ["task", "alpha", "top", "x-request-id"]
+
+
+def test_every_error_has_its_example() -> None:
+    codes = {
+        error.code
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.RequestError) and hasattr(error, "code")
+    }
+    shown = {
+        name
+        for _, operation in operations(document())
+        for response in operation["responses"].values()
+        for name in response["content"].get("application/json", {}).get("examples", {})
+    }
+    # The first three are of other pages, of the command line, and of nobody who could read it; the last of one image.
+    assert codes - shown == {"not_found", "unreadable_file", "client_gone", "empty_image", "unsupported_media_type"}
+    for path in PREDICTIONS:
+        responses = document()["paths"][path]["post"]["responses"]
+        assert set(responses) == {"200", "400", "401", "405", "413", "415", "422", "500", "503", "504"}
+        assert "retry-after" in responses["503"]["headers"]
+
+
+def test_every_field_has_an_example() -> None:
+    for name, schema in document()["components"]["schemas"].items():
+        for field, said in schema["properties"].items():
+            assert "examples" in said or "$ref" in str(said), f"{name}.{field}"
+
+
+def test_every_example_is_valid() -> None:
+    checked = 0
+    for part in walk(document()["paths"]):
+        reference = part.get("schema", {}).get("$ref", "") if isinstance(part.get("schema"), dict) else ""
+        model = MODELS.get(reference.rpartition("/")[2])
+        if model is None:
+            continue
+        examples = [part["example"]] if "example" in part else [entry["value"] for entry in part["examples"].values()]
+        for example in examples:
+            model.model_validate(example)
+            checked += 1
+    assert checked > 10
+
+
+def test_every_reference_leads_somewhere() -> None:
+    described = document()
+    references = [part["$ref"] for part in walk(described) if "$ref" in part]
+    assert references
+    for reference in references:
+        assert reference.removeprefix("#/components/schemas/") in described["components"]["schemas"]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/metrics", "/model"])
+def test_what_is_described_is_there(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    described = document()["paths"][path]["get"]["responses"]["200"]
+    assert response.headers["content-type"].partition(";")[0] in described["content"]
+    assert set(described["headers"]) <= set(response.headers)

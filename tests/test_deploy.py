@@ -1,0 +1,267 @@
+"""What is shipped for operators agrees with the code: manifests, dashboard, image, and the page that tells of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from serving.edge import PROBES
+from serving.metrics import exposition
+from serving.page import SAMPLES_VARIABLE
+from serving.settings import PREFIX, Settings
+from tests.helpers_serving import ROOT, image_bytes, server_environment, serving, write_bundle
+
+DOCS = ROOT / "docs"
+KUBERNETES = DOCS / "kubernetes"
+VARIABLES = {PREFIX + field.name.upper() for field in dataclasses.fields(Settings)} | {
+    f"{PREFIX}API_KEY_FILE",
+    SAMPLES_VARIABLE,
+}
+
+
+def manifest(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((KUBERNETES / name).read_text()))
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    return dict(manifest("deployment.yaml")["spec"]["template"]["spec"])
+
+
+@pytest.fixture
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    return dict(only)
+
+
+@pytest.fixture(scope="module")
+def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bento built from the project with a tiny bundle: what an image is made from."""
+    home, project = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "bentofile.yaml", project)
+    shutil.copytree(ROOT / "serving", project / "serving")
+    write_bundle(project / "runs/demo/bundle")
+    (project / "runs/demo/samples").mkdir()
+    (project / "runs/demo/samples/red.png").write_bytes(image_bytes())
+    build = [sys.executable, "-m", "bentoml", "build", "--version", "1", str(project)]
+    subprocess.run(build, cwd=project, env=server_environment(home, None), check=True, capture_output=True)
+    return home / "bentos/openworld/1"
+
+
+@pytest.fixture(scope="module")
+def dockerfile(bento: Path) -> str:
+    return (bento / "env/docker/Dockerfile").read_text()
+
+
+# ---- Kubernetes
+
+
+@pytest.mark.parametrize("folder", [KUBERNETES, KUBERNETES / "shared-bundle"], ids=lambda folder: folder.name)
+def test_every_manifest_is_listed_and_every_listed_one_exists(folder: Path) -> None:
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    listed = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", []))}
+    held = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml", "prometheus-adapter.yaml"}
+    assert listed == held
+    for path in folder.glob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            assert document, path
+
+
+def test_probes_ask_pages_that_exist(container: dict[str, Any]) -> None:
+    (port,) = container["ports"]
+    assert port["containerPort"] == 3000
+    for name, path in {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}.items():
+        assert container[name]["httpGet"] == {"path": path, "port": port["name"]}
+        assert path in PROBES
+    annotations = manifest("deployment.yaml")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/path"] in PROBES
+    assert annotations["prometheus.io/port"] == "3000"
+
+
+def test_the_manifests_belong_together() -> None:
+    name, labels = "openworld", {"app": "openworld"}
+    deployment = manifest("deployment.yaml")
+    assert deployment["metadata"]["name"] == name
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert deployment["spec"]["template"]["metadata"]["labels"] == labels
+    assert "replicas" not in deployment["spec"], "each apply would undo the autoscaler"
+    assert manifest("service.yaml")["spec"]["selector"] == labels
+    assert manifest("service.yaml")["spec"]["ports"][0]["targetPort"] == "http"
+    assert manifest("disruption.yaml")["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("network.yaml")["spec"]["podSelector"]["matchLabels"] == labels
+    assert manifest("autoscaler.yaml")["spec"]["scaleTargetRef"]["name"] == name
+    assert manifest("shared-bundle/mount.yaml")["metadata"]["name"] == name
+
+
+def test_a_replica_has_no_more_rights_than_it_needs(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    home = next(entry["value"] for entry in container["env"] if entry["name"] == "BENTOML_HOME")
+    assert mounted == {home, "/tmp"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert manifest("network.yaml")["spec"]["egress"] == []
+
+
+def test_a_replica_has_time_to_finish(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert pod["terminationGracePeriodSeconds"] >= pause + Settings().deadline + 10
+
+
+def test_only_settings_that_exist_are_set(container: dict[str, Any]) -> None:
+    (patched,) = manifest("shared-bundle/mount.yaml")["spec"]["template"]["spec"]["containers"]
+    assert patched["name"] == container["name"]
+    ours = {entry["name"] for entry in [*container["env"], *patched["env"]] if entry["name"].startswith(PREFIX)}
+    assert ours <= VARIABLES
+
+
+# ---- metrics
+
+
+def series() -> set[str]:
+    """Every name that a query may use."""
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    found = set()
+    for name, kind in re.findall(r"^# TYPE (openworld_\w+) (\w+)$", exposition().decode(), re.MULTILINE):
+        found |= {name.removesuffix("_total") + end for end in ends[kind]}
+    return {name for name in found if not name.endswith("_created")}
+
+
+def expressions() -> Iterator[str]:
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    used = set(re.findall(r"openworld_\w+", " ".join(expressions())))
+    assert used <= series()
+    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in used}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in series()} == shown, "not shown at all"
+
+
+def test_the_dashboard_asks_by_labels_that_exist() -> None:
+    # The scraper adds the last two, Prometheus's histograms the first.
+    known = {"le", "namespace", "pod"}
+    known |= {"endpoint", "status", "stage", "task", "label", "known", "reason", "name", "version", "provider"}
+    for expression in expressions():
+        for group in re.findall(r"by \(([^)]*)\)", expression):
+            assert {label.strip() for label in group.split(",")} <= known, expression
+        assert expression.count("(") == expression.count(")"), expression
+        assert expression.count("{") == expression.count("}"), expression
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    panels = json.loads((DOCS / "grafana-dashboard.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert all(x < 24 for x, _ in cells)
+
+
+def test_the_autoscaler_and_the_alerts_use_metrics_that_exist() -> None:
+    (queue,) = [metric for metric in manifest("autoscaler.yaml")["spec"]["metrics"] if metric["type"] == "Pods"]
+    assert queue["pods"]["metric"]["name"] in series()
+    (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
+    assert rule["seriesQuery"].startswith(queue["pods"]["metric"]["name"] + "{")
+    assert set(re.findall(r"openworld_\w+", (DOCS / "deploy.md").read_text())) <= series()
+
+
+# ---- the image
+
+
+def test_the_image_is_small_unprivileged_and_without_training(dockerfile: str, pod: dict[str, Any]) -> None:
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["python:3.11-slim"]
+    assert re.findall(r"^USER (\S+)", dockerfile, re.MULTILINE)[-1] == "bentoml"
+    (user,) = re.findall(r"^ARG BENTO_USER_UID=(\d+)", dockerfile, re.MULTILINE)
+    assert int(user) == pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"]
+    assert "EXPOSE 3000" in dockerfile
+    assert "torch" not in dockerfile
+    for name, value in {"BENTOML_DO_NOT_TRACK": "True", "ORT_DISABLE_TELEMETRY": "1"}.items():
+        assert f"ARG {name}={value}" in dockerfile
+        assert f"ENV {name}=${name}" in dockerfile
+
+
+def test_the_image_starts_as_the_manifest_starts_it(dockerfile: str, container: dict[str, Any]) -> None:
+    (entry_point,) = re.findall(r'^ENTRYPOINT \[ "(\S+)" \]', dockerfile, re.MULTILINE)
+    assert container["command"] == ["env", "-u", "BENTOML_CONTAINERIZED", entry_point]
+    home = next(entry["value"] for entry in container["env"] if entry["name"] == "BENTOML_HOME")
+    assert not entry_point.startswith(home), "the writable folder would hide the service"
+
+
+def test_the_image_holds_what_was_tested(bento: Path) -> None:
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    installed = set((bento / "env/python/requirements.txt").read_text().split())
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert installed == {f"{name}=={tested[name]}" for name in needed}
+
+
+def test_the_entry_point_serves_page_samples_and_answers(bento: Path, tmp_path: Path) -> None:
+    """The script that the image runs, with the paths of this machine in place of the image's."""
+    with entered(bento, tmp_path) as server:
+        assert "<title>openworld</title>" in httpx.get(server.url).text
+        assert httpx.get(f"{server.url}/samples").json() == {"samples": ["red.png"]}
+        assert httpx.post(f"{server.url}/predict", files={"image": image_bytes()}).json()["label"] == "red"
+
+
+def entered(bento: Path, home: Path) -> Any:
+    """Like `serving`, through the entry point."""
+    wrapper = home / "python"
+    bin_folder = Path(sys.executable).parent
+    # Called as `python -m bentoml serve TARGET --host H --port P`; the script takes the options alone.
+    wrapper.write_text(
+        "#!/bin/sh\nshift 4\n"
+        f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH"\n'
+        f'exec env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return serving(home, None, python=str(wrapper), cwd=home)
+
+
+# ---- the page for operators
+
+
+def test_every_setting_is_described() -> None:
+    told = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", (DOCS / "deploy.md").read_text()))
+    assert {name for name in told if name in VARIABLES} == VARIABLES
+    assert told <= VARIABLES, "a setting that does not exist"
+
+
+def test_described_defaults_are_the_defaults() -> None:
+    rows = re.findall(rf"^\| `{PREFIX}([A-Z_]+)` \| `?([^|`]+)`? \|", (DOCS / "deploy.md").read_text(), re.MULTILINE)
+    told = {name.lower(): default.strip() for name, default in rows}
+    for field in dataclasses.fields(Settings):
+        if isinstance(field.default, (int, float)) and not isinstance(field.default, bool) and field.default:
+            assert float(told[field.name]) == field.default, field.name
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", (DOCS / "deploy.md").read_text()):
+        assert (DOCS / target).exists(), target
