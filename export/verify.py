@@ -1,8 +1,14 @@
-"""Parity: the exported graph says what the network with its masks says, or there is no bundle."""
+"""Parity: the exported graph says what the network with its masks says, or there is no bundle.
+
+`python -m export.verify BUNDLE` checks a bundle again later: checksums, format and golden answers.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from models.network import Network
-from serving.bundle import INPUT_NAME, ImageSpec
+from serving.bundle import INPUT_NAME, BundleError, ImageSpec
 from serving.decision import OUTPUT_NAMES, Outputs, Rule, decide
+from serving.runtime import Model
 from training.evaluate import all_outputs
 
 BATCHES = (1, 7)
@@ -80,3 +87,25 @@ def _compare_labels(size: int, expected: Outputs, got: Outputs, rule: Rule) -> N
     wanted, found = decide(expected, rule).class_id, decide(got, rule).class_id
     if differing := int((wanted != found).sum()):
         raise ParityError(f"batch {size}: {differing} of {len(wanted)} labels differ between network and graph")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m export.verify", description="Check a bundle that was written.")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    chosen = parser.parse_args(arguments)
+    try:
+        model = Model.load(chosen.bundle, provider="cpu")
+        model.self_test()
+    except BundleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    files, images = len(model.manifest.files), len(model.bundle.golden.pixels)
+    print(
+        f"{chosen.bundle}: {model.manifest.name} version {model.manifest.version}: "
+        f"{files} checksums and {images} golden answers are right"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -86,3 +88,18 @@ def test_synthetic_images_are_many_different_ones_and_the_same_each_time(mode: s
     assert len({image.tobytes() for image in images}) == 12
     assert np.array_equal(images, synthetic_images(spec, 12))
     assert (images[0].max(), images[1].min()) == (0, 255)
+
+
+def test_a_written_bundle_is_checked_again(
+    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = Path(shutil.copytree(exported.bundle.path, tmp_path / "copy"))
+    assert parity.main([str(written)]) == 0
+    assert "3 checksums and 8 golden answers are right" in capsys.readouterr().out
+    with (written / "model.onnx").open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+    assert parity.main([str(written)]) == 2
+    assert "corrupt" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Benchmarks run only when asked for: `pytest tests/benchmarks --benchmarks -s`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--benchmarks", action="store_true", help="run the benchmarks")
+    parser.addoption("--bench-json", type=Path, default=Path("runs/bench.json"), help="where rows are appended")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # The option is not even known where pytest was not pointed at this folder.
+    wanted = config.getoption("benchmarks", default=False)
+    return True if collection_path.name.startswith("test_") and not wanted else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number, and the same number of what it is compared with."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.baseline is None else self.value / self.baseline
+
+
+@dataclass
+class Report:
+    """Rows of this run."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, name: str, value: float, unit: str, baseline: float | None = None) -> None:
+        self.rows.append(Row(name, value, unit, baseline))
+
+
+@pytest.fixture(scope="session")
+def report(request: pytest.FixtureRequest) -> Iterator[Report]:
+    """Collects rows; afterwards they are appended to the file of all runs."""
+    gathered = Report()
+    yield gathered
+    path: Path = request.config.getoption("--bench-json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = json.loads(path.read_text()) if path.exists() else []
+    rows = [{**asdict(row), "ratio": row.ratio} for row in gathered.rows]
+    path.write_text(json.dumps([*before, *rows], indent=1) + "\n")
+    print(f"\n{len(rows)} rows appended to {path}")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,141 @@
+"""Our service against the least that answers the same: one run, same graph, same image, 1 and 16 clients.
+
+Contestants take turns in short rounds, and medians over the rounds are compared, because other work on the machine
+comes and goes. Nothing is asserted about time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.runtime import Model
+from tests.benchmarks.conftest import Report, table
+from tests.benchmarks.contestants import CONTESTANTS, FASTAPI, OURS, Contestant, cpu_seconds
+from tests.benchmarks.graphs import digits_bundle, resnet_bundle
+from tests.helpers_serving import Server, saved
+from tests.load import Figures, repeat_for, send
+
+CLIENTS = (1, 16)
+ROUNDS = 1
+SECONDS = 1.0
+
+
+@pytest.mark.parametrize("make", [resnet_bundle, digits_bundle], ids=["resnet18", "digits"])
+def test_requests_a_second(make: Callable[[Path], Path], report: Report, tmp_path: Path) -> None:
+    bundle = make(tmp_path / "bundle")
+    image = picture(bundle)
+    figures: dict[tuple[str, int], list[Figures]] = defaultdict(list)
+    absent = [contestant.name for contestant in CONTESTANTS if not contestant.installed]
+    with contextlib.ExitStack() as stack:
+        running = [
+            (contestant, stack.enter_context(contestant.start(tmp_path / contestant.name, bundle)))
+            for contestant in CONTESTANTS
+            if contestant.installed
+        ]
+        assert_same_answers(running, image)
+        for _ in range(ROUNDS):
+            for clients in CLIENTS:
+                for contestant, server in running:
+                    requests = repeat_for(SECONDS, contestant.request(image))
+                    figures[contestant.name, clients].append(Figures.of(send(server.port, requests, clients=clients)))
+    medians = {key: Figures.median(rounds) for key, rounds in figures.items()}
+    rows = []
+    for (name, clients), found in medians.items():
+        base = medians.get((FASTAPI, clients), found)
+        label = f"{bundle_name(bundle)}, {clients} clients, {name}"
+        report.add(f"{label}, requests", found.rate, "1/s", base.rate)
+        report.add(f"{label}, p99", found.p99, "ms", base.p99)
+        rows.append(
+            (
+                name,
+                str(clients),
+                f"{found.rate:.0f}",
+                f"{found.p50:.2f}",
+                f"{found.p99:.2f}",
+                f"{found.rate / base.rate:.2f}",
+                f"{found.p99 / base.p99:.2f}",
+            )
+        )
+    head = ("server", "clients", "requests/s", "p50 ms", "p99 ms", "requests/s against FastAPI", "p99 against FastAPI")
+    print(f"\n\n{bundle_name(bundle)}{f' (not installed: {absent})' if absent else ''}\n\n{table(head, rows)}")
+
+
+def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
+    """Digits, 1 client: what a request costs beside one run of the graph, in the client's time and the processor's."""
+    bundle = digits_bundle(tmp_path / "bundle")
+    image = picture(bundle)
+    model = Model.load(bundle, provider="cpu", threads=1)
+    above: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    graphs = []
+    with contextlib.ExitStack() as stack:
+        running = [
+            (contestant, stack.enter_context(contestant.start(tmp_path / contestant.name, bundle)))
+            for contestant in CONTESTANTS
+            if contestant.installed
+        ]
+        assert_same_answers(running, image)
+        for _ in range(ROUNDS):
+            graph, graph_cpu = graph_milliseconds(model)
+            graphs.append(graph)
+            for contestant, server in running:
+                before = cpu_seconds(server)
+                replies = send(server.port, repeat_for(SECONDS, contestant.request(image)), clients=1)
+                cpu = 1000 * (cpu_seconds(server) - before) / len(replies)
+                above[contestant.name].append((Figures.of(replies).p50 - graph, cpu - graph_cpu))
+    rows = []
+    medians = {name: np.median(np.array(rounds), axis=0) for name, rounds in above.items()}
+    for name, (latency, cpu) in medians.items():
+        base = medians.get(FASTAPI, medians[OURS])
+        report.add(f"digits, 1 client, {name}, latency above the graph", float(latency), "ms", float(base[0]))
+        report.add(f"digits, 1 client, {name}, processor time above the graph", float(cpu), "ms", float(base[1]))
+        rows.append((name, f"{latency:.2f}", f"{cpu:.2f}"))
+    graph = float(np.median(graphs))
+    report.add("digits, graph alone", graph, "ms")
+    head = ("server", "median latency above the graph, ms", "processor time above the graph, ms")
+    print(f"\n\ndigits, 1 client, graph alone {graph:.2f} ms\n\n{table(head, rows)}")
+
+
+def picture(bundle: Path) -> bytes:
+    """A PNG of the size that the graph takes."""
+    image = Model.load(bundle, provider="cpu", threads=1).bundle.golden.pixels[3]
+    return saved(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image))
+
+
+def bundle_name(bundle: Path) -> str:
+    return Model.load(bundle, provider="cpu", threads=1).manifest.name
+
+
+def assert_same_answers(running: list[tuple[Contestant, Server]], image: bytes) -> None:
+    """All contestants do the same work; this also warms them up."""
+    answers = []
+    for contestant, server in running:
+        replies = send(server.port, [contestant.request(image)] * 200, clients=16)
+        assert {reply.status for reply in replies} == {200}, replies[0].body
+        answers.append(replies[0].json())
+    first = answers[0]
+    for other in answers[1:]:
+        assert other["label"] == first["label"]
+        assert other["unknown_score"] == pytest.approx(first["unknown_score"], rel=1e-5)
+        assert other.keys() == first.keys()
+
+
+def graph_milliseconds(model: Model) -> tuple[float, float]:
+    """Median time, and mean processor time, of one run of the graph on one image."""
+    pixels = model.bundle.golden.pixels[:1]
+    taken = []
+    until = time.perf_counter() + 1.0
+    cpu = time.process_time()
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        model.run(pixels)
+        taken.append(time.perf_counter() - started)
+    cpu = time.process_time() - cpu
+    return 1000 * float(np.median(taken)), 1000 * cpu / len(taken)
