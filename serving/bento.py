@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from _bentoml_impl.server.app import ServiceAppFactory
 from _bentoml_sdk import IODescriptor, Service
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -30,6 +29,9 @@ class LeanService(Service):
     around: ClassVar[Callable[[ASGIApp], ASGIApp]]
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
+        # Only a worker needs it, and it takes long to import.
+        from _bentoml_impl.server.app import ServiceAppFactory
+
         self.inject_config()
         factory = ServiceAppFactory(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.

@@ -6,6 +6,8 @@ How many were sent, and what they got, is printed.
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import struct
 import zlib
@@ -25,7 +27,7 @@ MUTANTS = 5000
 CLIENTS = 4
 GROWTH = 48.0
 """Megabytes by which a worker may grow after its first thousand images: one large image may be in the works."""
-EXAMPLES = 60
+EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
 Say = Callable[[str], None]
@@ -166,13 +168,23 @@ CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/x
 
 
 def mutants(count: int) -> list[bytes]:
-    """Whole requests, each with one damaged image, called something that it often is not."""
+    """Whole requests, each with one damaged image: most of them raw, some in a form and some in JSON."""
     noise = random.Random(20_240_101)
     sources = originals()
-    return [
-        http_request("/predict", MUTATIONS[number % len(MUTATIONS)](noise.choice(sources), noise), content_type)
-        for number, content_type in zip(range(count), noise.choices(CONTENT_TYPES, k=count), strict=True)
-    ]
+    return [wrapped(MUTATIONS[number % len(MUTATIONS)](noise.choice(sources), noise), noise) for number in range(count)]
+
+
+def wrapped(image: bytes, noise: random.Random) -> bytes:
+    """A request for the image, which is called something that it often is not."""
+    form = noise.random()
+    if form < 0.1:
+        head = b'--b0undary\r\nContent-Disposition: form-data; name="image"; filename="cat.jpg.exe"\r\n\r\n'
+        body = head + image + b"\r\n--b0undary--\r\n"
+        return http_request("/predict", body, "multipart/form-data; boundary=b0undary")
+    if form < 0.2:
+        text = base64.b64encode(image).decode()
+        return http_request("/predict", json.dumps({"image": text}).encode(), "application/json")
+    return http_request("/predict", image, noise.choice(CONTENT_TYPES))
 
 
 def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Process, say: Say) -> None:

@@ -1,0 +1,127 @@
+"""More clients than a server has room for: what it answers, how fast, and what it costs in memory.
+
+Rounds at the peak, with no more clients than there is room for, take turns with rounds of overload, because other work
+on the machine comes and goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from serving.bundle import INPUT_NAME
+from tests.helpers_serving import Server, image_bytes, tiny_graph, write_bundle
+from tests.load import Figures, Reply, http_request, megabytes, repeat_for, send, workers
+
+WORKERS, QUEUE = 2, 8
+PEAK_CLIENTS, CLIENTS = 8, 64
+
+
+def settings(queue: int) -> dict[str, str]:
+    """Two workers that run one image at a time, with room for so many each."""
+    return {
+        "OPENWORLD_WORKERS": str(WORKERS),
+        "OPENWORLD_THREADS": "1",
+        "OPENWORLD_QUEUE": str(queue),
+        "OPENWORLD_BATCH": "1",
+    }
+
+
+@dataclass(frozen=True)
+class Overload:
+    """What was seen in all rounds together."""
+
+    queue: int
+    replies: list[Reply]
+    peak: Figures
+    overloaded: Figures
+    grown: float
+    """Megabytes by which the largest worker grew after the first round."""
+    same_workers: bool
+
+    @property
+    def kept(self) -> float:
+        """Answers a second under overload, as a share of the peak."""
+        return self.overloaded.rate / self.peak.rate
+
+    @property
+    def full_queue(self) -> float:
+        """Milliseconds that the last one in line waits, if the line is as long as it can be."""
+        return 1000 * min(WORKERS * self.queue, CLIENTS) / self.overloaded.rate
+
+    def __str__(self) -> str:
+        sent_away = sum(reply.status == 503 for reply in self.replies)
+        return (
+            f"{CLIENTS} clients, room for {WORKERS * self.queue}: {len(self.replies) - sent_away} answered, "
+            f"{sent_away} sent away; {self.overloaded.rate:.0f} answers/s, {self.kept:.2f} of {self.peak.rate:.0f} "
+            f"with {PEAK_CLIENTS} clients; p99 {self.overloaded.p99:.0f} ms, "
+            f"{self.overloaded.p99 / self.full_queue:.2f} of a full queue; worker grew {self.grown:+.1f} MB"
+        )
+
+
+def overload(server: Server, *, seconds: float, rounds: int, queue: int = QUEUE, polite: bool = True) -> Overload:
+    """`seconds` of overload in all; clients that are polite wait for as long as Retry-After says."""
+    request = http_request("/predict", image_bytes())
+    before = workers(server, WORKERS)
+    send(server.port, [request] * 50, clients=PEAK_CLIENTS)
+    peaks, overloads, replies = [], [], []
+    start = 0.0
+    for number in range(rounds):
+        peaks.append(Figures.of(send(server.port, repeat_for(1.0, request), clients=PEAK_CLIENTS)))
+        storm = repeat_for(seconds / rounds, request)
+        found = send(server.port, storm, clients=CLIENTS, after=retry_after if polite else None)
+        overloads.append(Figures.of(found))
+        replies += found
+        if number == 0:
+            start = megabytes(before)
+    grown = megabytes(before) - start
+    same = workers(server, WORKERS) == before
+    return Overload(queue, replies, Figures.median(peaks), Figures.median(overloads), grown, same)
+
+
+def retry_after(reply: Reply) -> float:
+    return float(reply.header("retry-after") or 0)
+
+
+def assert_orderly(seen: Overload) -> None:
+    """Every request is answered, or sent away with a time to come back."""
+    crowded = WORKERS * seen.queue < CLIENTS
+    assert {reply.status for reply in seen.replies} == ({200, 503} if crowded else {200})
+    for reply in seen.replies:
+        if reply.status == 503:
+            assert retry_after(reply) >= 1
+            assert reply.json()["error"]["code"] == "busy"
+    assert seen.same_workers
+
+
+def heavy_bundle(folder: Path, layers: int = 12) -> Path:
+    """The colours, behind convolutions that change nothing and take a few milliseconds."""
+    return write_bundle(folder, graph=_heavy(tiny_graph(), layers))
+
+
+def _heavy(model: ModelProto, layers: int, channels: int = 96) -> ModelProto:
+    graph = model.graph
+    generator = np.random.default_rng(0)
+    shape = [(channels, 3 if layer == 0 else channels, 3, 3) for layer in range(layers)]
+    weights = [generator.normal(0, (2 / np.prod(one[1:])) ** 0.5, one).astype(np.float32) for one in shape]
+    graph.initializer.extend(numpy_helper.from_array(value, f"weight{n}") for n, value in enumerate(weights))
+    graph.initializer.append(numpy_helper.from_array(np.array(0, dtype=np.float32), "nothing"))
+    graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 3]), "all"))
+    nodes = [
+        helper.make_node("Cast", [INPUT_NAME], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["floats"], ["layer0"], perm=[0, 3, 1, 2]),
+    ]
+    for n in range(layers):
+        nodes.append(helper.make_node("Conv", [f"layer{n}", f"weight{n}"], [f"sum{n}"], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"sum{n}"], [f"layer{n + 1}"]))
+    nodes += [
+        helper.make_node("ReduceMean", [f"layer{layers}", "all"], ["one"], keepdims=0),
+        helper.make_node("Mul", ["one", "nothing"], ["zero"]),
+        helper.make_node("Unsqueeze", ["zero", "middle"], ["column"]),
+    ]
+    graph.node[-1].output[0] = "light"
+    graph.node.extend([*nodes, helper.make_node("Add", ["light", "column"], ["logits"])])
+    return model
