@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -25,6 +26,7 @@ OTHER = "other"
 
 SCHEMA_HEADER = (b"x-openworld-schema", str(SCHEMA).encode())
 
+log = logging.getLogger("bentoml.openworld")
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 
 Handlers = Mapping[str, Callable[[Scope, Receive], Awaitable[Reply]]]
@@ -61,6 +63,10 @@ class Edge:
         except RequestError as error:
             self._meter.rejected(error.code)
             await exchange.refuse(error)
+        except Exception:
+            log.exception("request %s failed", exchange.request_id)
+            if not exchange.begun:
+                await exchange.refuse(ServerError("the server failed", got="an error", allowed="see its log"))
         finally:
             self._note(exchange)
 
@@ -82,14 +88,15 @@ class Exchange:
         self.method: str = scope["method"]
         self.request_id = scope[REQUEST_ID] = _request_id(scope)
         self.status = 500
+        self.begun = False
         self._send = send
         self._replaced = False
 
     async def send(self, message: Message) -> None:
         """Pass a message on; an error that is not in our shape is replaced by one that is."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            if self.status >= 400:
+            self.begun, self.status = True, message["status"]
+            if self.status >= 400 and REFUSED not in self.scope:
                 self._replaced = True
                 await self.refuse(_translated(self, dict(message["headers"])), self.status)
                 return
@@ -100,7 +107,7 @@ class Exchange:
 
     async def reply(self, reply: Reply) -> None:
         """Answer with JSON."""
-        self.status = reply.status
+        self.begun, self.status = True, reply.status
         body = reply.body.encode()
         headers = [
             (b"content-type", b"application/json"),

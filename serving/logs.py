@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from functools import lru_cache
 from typing import TextIO
 
 PERIOD = 0.25
@@ -44,8 +45,12 @@ def log_as(form: str) -> None:
 
 def timestamp(seconds: float) -> str:
     """UTC, to the millisecond."""
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+    return f"{_to_the_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 class RequestLog:

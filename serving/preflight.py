@@ -3,6 +3,7 @@ and again."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -30,6 +31,8 @@ def check_in_child(settings: Settings) -> int:
 
 
 def _check(settings: Settings) -> int:
+    # The workers will say it again.
+    logging.disable(logging.INFO)
     from serving.bundle import BundleError
     from serving.runtime import Model, ProviderError
 

@@ -65,27 +65,28 @@ def _around(app: ASGIApp) -> ASGIApp:
     async def many(scope: Scope, receive: Receive) -> Reply:
         return await cast(Predictions, pages.state.predictions).many(scope, receive)
 
-    return Edge(app, settings, meter, {"/predict": one, "/predict_many": many})
+    # BentoML's layers cost more than a small answer itself; only they can trace, though.
+    return Edge(app, settings, meter, {} if settings.tracing else {"/predict": one, "/predict_many": many})
 
 
 LeanService.around = _around
 
 
-def _workers() -> int:
+def _settings() -> Settings:
     try:
-        return plan(Settings.from_environment(), available_cpus()).workers
+        return Settings.from_environment()
     except SettingsError:
         # The deployment hook says so and stops the server: to import a module does not end a process.
-        return 1
+        return Settings()
 
 
 @bentoml.service(
     name="openworld",
     service_class=LeanService,
-    workers=_workers(),
+    workers=plan(_settings(), available_cpus()).workers,
     metrics={"enabled": False},
     logging={"access": {"enabled": False}},
-    tracing={"excluded_urls": "predict"},
+    tracing={"excluded_urls": "livez,readyz,healthz,metrics"},
 )
 @bentoml.asgi_app(pages)
 class OpenWorld:
@@ -99,6 +100,7 @@ class OpenWorld:
         except SettingsError as error:
             print(error, file=sys.stderr)
             sys.exit(BAD_SETTINGS_OR_BUNDLE)
+        log_as(settings.log)
         # The workers inherit it, and may run in another directory.
         os.environ["OPENWORLD_BUNDLE"] = str(settings.bundle)
         if code := check_in_child(settings):
@@ -126,7 +128,6 @@ class OpenWorld:
         LIMIT.set(settings.queue)
         MODEL.labels(model.manifest.name, model.manifest.version, model.provider).set(1)
         # What lives as long as the server is not worth scanning; long pauses are a request's p99.
-        gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
 
@@ -136,7 +137,7 @@ class OpenWorld:
         self.queue.close()
         pages.state.meter.write()
 
-    # Declared for BentoML's schema, description and clients; over HTTP the layer around it answers before this.
+    # BentoML shows these to its own clients, and calls them when it traces; else the layer around it answers first.
     @bentoml.api(input_spec=WholeRequest, output_spec=Answer)
     async def predict(self, request: Request) -> Response:
         """Say what an image shows, or that it is unknown."""

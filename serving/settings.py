@@ -40,6 +40,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     log: str = "json"
     access_log: bool = True
+    tracing: bool = False
     window: int = 1000
 
     @classmethod
@@ -125,5 +126,6 @@ _READERS: dict[str, _Reader] = {
     "api_key": _Reader(_checked_key, _KEY_RULE),
     "log": _one_of(*LOG_CHOICES),
     "access_log": _Reader(_switch, "on, off"),
+    "tracing": _Reader(_switch, "on, off"),
     "window": _whole(1),
 }

@@ -1,7 +1,7 @@
 """More clients than a server has room for: what it answers, how fast, and what it costs in memory.
 
-Rounds at the peak, with no more clients than there is room for, take turns with rounds of overload, because other work
-on the machine comes and goes.
+Rounds with fewer clients take turns with rounds of overload, because other work on the machine comes and goes. The best
+of them is the peak: of clients that connect all at once, one worker may take nearly all.
 """
 
 from __future__ import annotations
@@ -16,27 +16,37 @@ from serving.bundle import INPUT_NAME
 from tests.helpers_serving import Server, image_bytes, tiny_graph, write_bundle
 from tests.load import Figures, Reply, http_request, megabytes, repeat_for, send, workers
 
-WORKERS, QUEUE = 2, 8
-PEAK_CLIENTS, CLIENTS = 8, 64
+FEWER_CLIENTS, CLIENTS = (8, 16, 32), 64
 
 
-def settings(queue: int) -> dict[str, str]:
-    """Two workers that run one image at a time, with room for so many each."""
-    return {
-        "OPENWORLD_WORKERS": str(WORKERS),
-        "OPENWORLD_THREADS": "1",
-        "OPENWORLD_QUEUE": str(queue),
-        "OPENWORLD_BATCH": "1",
-    }
+@dataclass(frozen=True)
+class Room:
+    """Workers that run one image at a time, and how many images each takes in."""
+
+    workers: int
+    queue: int
+
+    @property
+    def images(self) -> int:
+        return self.workers * self.queue
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "OPENWORLD_WORKERS": str(self.workers),
+            "OPENWORLD_THREADS": "1",
+            "OPENWORLD_QUEUE": str(self.queue),
+            "OPENWORLD_BATCH": "1",
+        }
 
 
 @dataclass(frozen=True)
 class Overload:
     """What was seen in all rounds together."""
 
-    queue: int
+    room: Room
     replies: list[Reply]
-    peak: Figures
+    peak: float
     overloaded: Figures
     grown: float
     """Megabytes by which the largest worker grew after the first round."""
@@ -45,41 +55,45 @@ class Overload:
     @property
     def kept(self) -> float:
         """Answers a second under overload, as a share of the peak."""
-        return self.overloaded.rate / self.peak.rate
+        return self.overloaded.rate / self.peak
 
     @property
     def full_queue(self) -> float:
         """Milliseconds that the last one in line waits, if the line is as long as it can be."""
-        return 1000 * min(WORKERS * self.queue, CLIENTS) / self.overloaded.rate
+        return 1000 * min(self.room.images, CLIENTS) / self.overloaded.rate
 
     def __str__(self) -> str:
         sent_away = sum(reply.status == 503 for reply in self.replies)
         return (
-            f"{CLIENTS} clients, room for {WORKERS * self.queue}: {len(self.replies) - sent_away} answered, "
-            f"{sent_away} sent away; {self.overloaded.rate:.0f} answers/s, {self.kept:.2f} of {self.peak.rate:.0f} "
-            f"with {PEAK_CLIENTS} clients; p99 {self.overloaded.p99:.0f} ms, "
+            f"{CLIENTS} clients, room for {self.room.images}: {len(self.replies) - sent_away} answered, "
+            f"{sent_away} sent away; {self.overloaded.rate:.0f} answers/s, {self.kept:.2f} of {self.peak:.0f} "
+            f"with fewer clients; p99 {self.overloaded.p99:.0f} ms, "
             f"{self.overloaded.p99 / self.full_queue:.2f} of a full queue; worker grew {self.grown:+.1f} MB"
         )
 
 
-def overload(server: Server, *, seconds: float, rounds: int, queue: int = QUEUE, polite: bool = True) -> Overload:
+def overload(server: Server, room: Room, *, seconds: float, rounds: int, polite: bool = True) -> Overload:
     """`seconds` of overload in all; clients that are polite wait for as long as Retry-After says."""
     request = http_request("/predict", image_bytes())
-    before = workers(server, WORKERS)
-    send(server.port, [request] * 50, clients=PEAK_CLIENTS)
-    peaks, overloads, replies = [], [], []
+    before = workers(server, room.workers)
+    send(server.port, [request] * 50, clients=room.workers)
+    calm: dict[int, list[Figures]] = {clients: [] for clients in FEWER_CLIENTS}
+    overloads, replies = [], []
     start = 0.0
     for number in range(rounds):
-        peaks.append(Figures.of(send(server.port, repeat_for(1.0, request), clients=PEAK_CLIENTS)))
+        for clients, figures in calm.items():
+            found = send(server.port, repeat_for(0.5, request), clients=clients, after=retry_after)
+            figures.append(Figures.of(found))
         storm = repeat_for(seconds / rounds, request)
         found = send(server.port, storm, clients=CLIENTS, after=retry_after if polite else None)
         overloads.append(Figures.of(found))
         replies += found
         if number == 0:
             start = megabytes(before)
+    peak = max(Figures.median(figures).rate for figures in calm.values())
     grown = megabytes(before) - start
-    same = workers(server, WORKERS) == before
-    return Overload(queue, replies, Figures.median(peaks), Figures.median(overloads), grown, same)
+    same = workers(server, room.workers) == before
+    return Overload(room, replies, peak, Figures.median(overloads), grown, same)
 
 
 def retry_after(reply: Reply) -> float:
@@ -88,7 +102,7 @@ def retry_after(reply: Reply) -> float:
 
 def assert_orderly(seen: Overload) -> None:
     """Every request is answered, or sent away with a time to come back."""
-    crowded = WORKERS * seen.queue < CLIENTS
+    crowded = seen.room.images < CLIENTS
     assert {reply.status for reply in seen.replies} == ({200, 503} if crowded else {200})
     for reply in seen.replies:
         if reply.status == 503:
@@ -97,8 +111,8 @@ def assert_orderly(seen: Overload) -> None:
     assert seen.same_workers
 
 
-def heavy_bundle(folder: Path, layers: int = 12) -> Path:
-    """The colours, behind convolutions that change nothing and take a few milliseconds."""
+def heavy_bundle(folder: Path, layers: int = 40) -> Path:
+    """The colours, behind convolutions that change nothing and take some ten milliseconds."""
     return write_bundle(folder, graph=_heavy(tiny_graph(), layers))
 
 

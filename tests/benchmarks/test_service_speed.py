@@ -20,16 +20,15 @@ from serving.runtime import Model
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.contestants import CONTESTANTS, FASTAPI, OURS, Contestant, cpu_seconds
 from tests.benchmarks.graphs import digits_bundle, resnet_bundle
-from tests.helpers_serving import Server, saved
+from tests.helpers_serving import Server, metric, saved
 from tests.load import Figures, repeat_for, send
 
 CLIENTS = (1, 16)
-ROUNDS = 1
-SECONDS = 1.0
+ROUNDS = 5
 
 
-@pytest.mark.parametrize("make", [resnet_bundle, digits_bundle], ids=["resnet18", "digits"])
-def test_requests_a_second(make: Callable[[Path], Path], report: Report, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "seconds"), [(resnet_bundle, 8), (digits_bundle, 3)], ids=["resnet18", "digits"])
+def test_requests_a_second(make: Callable[[Path], Path], seconds: float, report: Report, tmp_path: Path) -> None:
     bundle = make(tmp_path / "bundle")
     image = picture(bundle)
     figures: dict[tuple[str, int], list[Figures]] = defaultdict(list)
@@ -44,7 +43,7 @@ def test_requests_a_second(make: Callable[[Path], Path], report: Report, tmp_pat
         for _ in range(ROUNDS):
             for clients in CLIENTS:
                 for contestant, server in running:
-                    requests = repeat_for(SECONDS, contestant.request(image))
+                    requests = repeat_for(seconds, contestant.request(image))
                     figures[contestant.name, clients].append(Figures.of(send(server.port, requests, clients=clients)))
     medians = {key: Figures.median(rounds) for key, rounds in figures.items()}
     rows = []
@@ -74,7 +73,7 @@ def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
     image = picture(bundle)
     model = Model.load(bundle, provider="cpu", threads=1)
     above: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    graphs = []
+    graphs, own = [], []
     with contextlib.ExitStack() as stack:
         running = [
             (contestant, stack.enter_context(contestant.start(tmp_path / contestant.name, bundle)))
@@ -86,10 +85,12 @@ def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
             graph, graph_cpu = graph_milliseconds(model)
             graphs.append(graph)
             for contestant, server in running:
-                before = cpu_seconds(server)
-                replies = send(server.port, repeat_for(SECONDS, contestant.request(image)), clients=1)
+                before, clock = cpu_seconds(server), own_clock(contestant, server)
+                replies = send(server.port, repeat_for(2.0, contestant.request(image)), clients=1)
                 cpu = 1000 * (cpu_seconds(server) - before) / len(replies)
                 above[contestant.name].append((Figures.of(replies).p50 - graph, cpu - graph_cpu))
+                if contestant.name == OURS:
+                    own.append(1000 * (own_clock(contestant, server) - clock) / len(replies) - graph)
     rows = []
     medians = {name: np.median(np.array(rounds), axis=0) for name, rounds in above.items()}
     for name, (latency, cpu) in medians.items():
@@ -97,10 +98,21 @@ def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
         report.add(f"digits, 1 client, {name}, latency above the graph", float(latency), "ms", float(base[0]))
         report.add(f"digits, 1 client, {name}, processor time above the graph", float(cpu), "ms", float(base[1]))
         rows.append((name, f"{latency:.2f}", f"{cpu:.2f}"))
-    graph = float(np.median(graphs))
+    graph, clocked = float(np.median(graphs)), float(np.median(own))
     report.add("digits, graph alone", graph, "ms")
+    report.add(f"digits, 1 client, {OURS}, above the graph by the server's own clock", clocked, "ms")
     head = ("server", "median latency above the graph, ms", "processor time above the graph, ms")
     print(f"\n\ndigits, 1 client, graph alone {graph:.2f} ms\n\n{table(head, rows)}")
+    print(
+        f"\n{OURS} by its own clock, from a request's head to its answer: {clocked:.2f} ms above the graph on average"
+    )
+
+
+def own_clock(contestant: Contestant, server: Server) -> float:
+    """Seconds that our server says it has spent on predictions so far; the others do not say."""
+    if contestant.name != OURS:
+        return 0.0
+    return metric(server, "openworld_request_seconds_sum", endpoint="/predict")
 
 
 def picture(bundle: Path) -> bytes:

@@ -12,18 +12,19 @@ from PIL import Image
 
 from serving.answer import Question, answer_image
 from serving.runtime import Model
-from tests.benchmarks.overload import QUEUE, WORKERS, assert_orderly, heavy_bundle, overload, settings
+from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overload
 from tests.helpers_serving import COLOURS, GREY, Server, image_bytes, saved, serving, write_bundle
 from tests.load import http_request, send, workers
 
 KEPT = 0.7
 """Share of the peak's answers a second that must be left. Short rounds on a machine that does other things vary by
 a fifth; the benchmark looks at a whole minute."""
-SLACK = 3.0
-"""How many times the wait in a full queue the p99 may be; all 64 clients in line would be 4 times."""
+SLACK = 4.0
+"""How many times the wait in a full queue the p99 may be; all 64 clients in line would be 8 times."""
 GROWTH = 16.0
 """Megabytes."""
 
+ROOM = Room(workers=1, queue=8)
 Say = Callable[[str], None]
 
 
@@ -40,14 +41,14 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two workers with little room, and some milliseconds of work for each image."""
+    """One worker with little room, and some milliseconds of work for each image."""
     bundle = heavy_bundle(tmp_path_factory.mktemp("heavy") / "bundle")
-    with serving(tmp_path_factory.mktemp("home"), bundle, settings=settings(QUEUE)) as server:
+    with serving(tmp_path_factory.mktemp("home"), bundle, settings=ROOM.settings) as server:
         yield server
 
 
 def test_clients_that_come_back_when_told(busy: Server, say: Say) -> None:
-    seen = overload(busy, seconds=6, rounds=3)
+    seen = overload(busy, ROOM, seconds=6, rounds=3)
     say(f"overload, polite, {seen} (asked for: {KEPT} of the peak, {SLACK} full queues, {GROWTH} MB)")
     assert_orderly(seen)
     assert seen.kept >= KEPT
@@ -57,7 +58,7 @@ def test_clients_that_come_back_when_told(busy: Server, say: Say) -> None:
 
 def test_clients_that_come_back_at_once(busy: Server, say: Say) -> None:
     """They take time from those who are answered, and get nothing for it: still nobody is lost."""
-    seen = overload(busy, seconds=2, rounds=1, polite=False)
+    seen = overload(busy, ROOM, seconds=2, rounds=1, polite=False)
     say(f"overload, impolite, {seen}")
     assert_orderly(seen)
 
@@ -69,9 +70,9 @@ def test_every_answer_belongs_to_its_image(tmp_path: Path) -> None:
     model = Model.load(bundle, provider="cpu")
     wanted = [answer_image(model, image, Question.ask(model)).model_dump(mode="json") for image in images]
     requests = [http_request("/predict", images[number % len(images)]) for number in range(1000)]
-    together = {"OPENWORLD_WORKERS": str(WORKERS), "OPENWORLD_BATCH": "8"}
+    together = {"OPENWORLD_WORKERS": "2", "OPENWORLD_BATCH": "8"}
     with serving(tmp_path / "home", bundle, settings=together) as server:
-        workers(server, WORKERS)
+        workers(server, 2)
         replies = send(server.port, requests, clients=32)
     assert sorted(reply.number for reply in replies) == list(range(1000))
     for reply in replies:

@@ -83,10 +83,11 @@ def test_a_killed_worker_comes_back_while_the_other_serves_on(pair: Server) -> N
     victim, survivor = workers(pair)
     os.kill(victim, signal.SIGKILL)
     assert httpx.post(f"{pair.url}/predict", content=RED, timeout=60).json()["label"] == "red"
-    eventually(lambda: len(set(workers(pair)) - {victim}) == 2, 60)
+    eventually(lambda: pair.log.read_text().count("Service openworld initialized") == 3, 60)
+    assert len(workers(pair)) == 2
     assert survivor in workers(pair)
     # The new one has taken the dead one's place in the gauges, and not a place beside it.
-    eventually(lambda: metric(pair, "openworld_model_info") == 1 and metric(pair, "openworld_queue_limit") == 256, 60)
+    assert (metric(pair, "openworld_model_info"), metric(pair, "openworld_queue_limit")) == (1, 256)
     assert httpx.post(f"{pair.url}/predict", content=RED).json()["label"] == "red"
 
 

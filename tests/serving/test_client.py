@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries
 from serving.errors import BusyError
 from serving.runtime import Model
 from serving.schemas import Answer, error_answer
-from tests.helpers_serving import COLOURS, GREY, Server, free_port, image_bytes, saved
+from tests.helpers_serving import COLOURS, GREY, ROOT, Server, free_port, image_bytes, saved, serving
 
 RED, BLUE, GREY_IMAGE = image_bytes(), image_bytes(COLOURS["blue"]), image_bytes(GREY)
 MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"]
@@ -121,6 +123,21 @@ def test_the_same_for_asyncio(server: Server, model: Model) -> None:
         assert (said.name, ready) == ("tiny", True)
 
     asyncio.run(ask())
+
+
+def test_the_key_opens_a_locked_server(bundle: Path, model: Model, tmp_path: Path) -> None:
+    key = "a-key-of-16-bytes"
+    with serving(tmp_path, bundle, settings={"OPENWORLD_API_KEY": key}) as locked:
+        with Client(locked.url, api_key=key) as client:
+            assert client.predict(RED) == expected(model, RED)
+        with Client(locked.url) as client, pytest.raises(ServiceError) as caught:
+            client.predict(RED)
+    assert (caught.value.code, caught.value.status) == ("unauthorized", 401)
+
+
+def test_a_client_needs_nothing_of_the_server() -> None:
+    code = "import sys, serving.client; sys.exit(bool({'bentoml', 'onnxruntime', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 @dataclass

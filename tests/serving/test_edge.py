@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from serving.edge import Edge
+from serving.meter import Meter
+from serving.predictions import Reply
 from serving.schemas import ErrorAnswer
+from serving.settings import Settings
 from tests.helpers_serving import image_bytes
 
 RED = image_bytes()
@@ -74,3 +80,27 @@ def test_pages_are_locked_down(client: httpx.Client, path: str) -> None:
 def test_answers_are_not_sniffed_or_kept(client: httpx.Client) -> None:
     headers = client.post("/predict", content=RED).headers
     assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+
+
+def asked(edge: Edge, method: str, path: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://x") as client:
+            return await client.request(method, path)
+
+    return asyncio.run(main())
+
+
+async def _fail(scope: Scope, receive: Receive, send: Send | None = None) -> Reply:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("GET", "/model")])
+def test_a_mistake_of_ours_is_logged_and_has_the_same_shape(
+    method: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    edge = Edge(_fail, Settings(access_log=False), Meter(window=1), {"/predict": _fail})  # type: ignore[arg-type]
+    response = asked(edge, method, path)
+    said = ErrorAnswer.model_validate(response.json())
+    assert (response.status_code, said.error.code) == (500, "server_failed")
+    assert "a mistake of ours" in caplog.text
+    assert "mistake" not in response.text

@@ -19,7 +19,7 @@ KNOWN, UNKNOWN = 12, 4
 @pytest.fixture(scope="module")
 def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two workers that have answered some requests, each over a connection of its own."""
-    settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUEUE": "5"}
+    settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUEUE": "5", "OPENWORLD_TRACING": "on"}
     with serving(tmp_path_factory.mktemp("home"), bundle, settings=settings) as running:
         # A connection reaches either worker: both must be there before one is counted on.
         eventually(lambda: metric(running, "openworld_queue_limit") == 10)
@@ -28,6 +28,7 @@ def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
             assert httpx.post(f"{running.url}/predict", content=image_bytes(colour)).status_code == 200
         grey = [("images", image_bytes(GREY))] * UNKNOWN
         assert httpx.post(f"{running.url}/predict_many", files=[*grey, ("images", b"junk")]).status_code == 200
+        httpx.post(f"{running.url}/predict_many?task=9", content=b"")
         for path in ("/a", "/b", "/c?d=e"):
             httpx.get(f"{running.url}{path}", headers={"x-request-id": "stranger"})
         yield running
@@ -62,6 +63,7 @@ def test_every_stage_is_timed(pair: Server) -> None:
 
 def test_refusals_are_counted_by_reason(pair: Server) -> None:
     assert settled(pair, 1, "openworld_rejected_total", reason="unsupported_image")
+    assert settled(pair, 1, "openworld_rejected_total", reason="bad_parameter")
 
 
 def test_unknown_paths_add_no_series(pair: Server) -> None:
@@ -85,14 +87,22 @@ def test_every_request_is_a_line_of_json(pair: Server) -> None:
     def requests() -> list[dict[str, Any]]:
         return [line for line in lines(pair) if line["logger"] == "openworld.request"]
 
-    eventually(lambda: len(requests()) >= KNOWN + 1 + 3)
+    eventually(lambda: len(requests()) >= KNOWN + 2 + 3)
     strangers = [line for line in requests() if line["request_id"] == "stranger"]
     assert {(line["path"], line["status"], line["error"]) for line in strangers} == {
         (path, 404, "not_found") for path in ("/a", "/b", "/c")
     }
-    answered = [line for line in requests() if line["path"] == "/predict"]
+    answered = [line for line in requests() if line["path"] == "/predict" and line["status"] == 200]
     assert len(answered) == KNOWN
-    assert all(line["status"] == 200 and line["milliseconds"] > 0 and "error" not in line for line in answered)
+    assert all(line["milliseconds"] > 0 and "error" not in line for line in answered)
+
+
+def test_predictions_are_traced_if_asked_for(pair: Server, client: httpx.Client) -> None:
+    """BentoML adds its own id where it has traced a request."""
+    traced = httpx.post(f"{pair.url}/predict", content=b"junk", headers={"x-request-id": "mine"})
+    assert "x-bentoml-request-id" in traced.headers
+    assert (traced.status_code, traced.json()["request_id"]) == (415, "mine")
+    assert "x-bentoml-request-id" not in client.post("/predict", content=b"junk").headers
 
 
 def test_a_worker_speaks_json(pair: Server) -> None:

@@ -32,10 +32,11 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
             "OPENWORLD_API_KEY": KEY,
             "OPENWORLD_LOG": "text",
             "OPENWORLD_ACCESS_LOG": "off",
+            "OPENWORLD_TRACING": "on",
             "OPENWORLD_WINDOW": "14",
         }
     )
-    assert read == Settings(tmp_path / "b", "cpu", 3, 2, 8, 9, 1.5, 10, 11, 12, 13, KEY, "text", False, 14)
+    assert read == Settings(tmp_path / "b", "cpu", 3, 2, 8, 9, 1.5, 10, 11, 12, 13, KEY, "text", False, True, 14)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import sys
+
+import pytest
+
+from serving.logs import JsonFormatter, RequestLog, timestamp
+
+
+def record(message: str, *values: object, exc_info: object = None) -> logging.LogRecord:
+    return logging.LogRecord("bentoml.openworld", logging.WARNING, "x.py", 1, message, values, exc_info)  # type: ignore[arg-type]
+
+
+def test_a_record_is_one_line_of_json() -> None:
+    said = JsonFormatter().format(record('two\nlines and a "%s"', "quote"))
+    assert "\n" not in said
+    parsed = json.loads(said)
+    assert (parsed["level"], parsed["logger"]) == ("warning", "bentoml.openworld")
+    assert parsed["message"] == 'two\nlines and a "quote"'
+
+
+def test_a_traceback_stays_in_its_line() -> None:
+    try:
+        raise ValueError("reason")
+    except ValueError:
+        said = JsonFormatter().format(record("failed", exc_info=sys.exc_info()))
+    assert "\n" not in said
+    assert "ValueError: reason" in json.loads(said)["exception"]
+
+
+def test_times_are_utc_to_the_millisecond() -> None:
+    assert timestamp(0.0015) == "1970-01-01T00:00:00.001Z"
+    assert timestamp(1704067199.999) == "2023-12-31T23:59:59.999Z"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_requests_are_written_together_and_cannot_forge_lines(form: str) -> None:
+    output = io.StringIO()
+
+    async def main() -> None:
+        log = RequestLog(form, output)
+        log.add("one", "POST", "/predict", 200, 0.0015, None)
+        log.add("two", "GET", '/x\n{"level":"fake"}', 404, 0.001, "not_found")
+        assert output.getvalue() == ""
+        log.write()
+
+    asyncio.run(main())
+    first, second = output.getvalue().splitlines()
+    assert "one" in first
+    assert "1.5" in first
+    assert "not_found" in second
+    if form == "json":
+        assert json.loads(second)["path"] == '/x\n{"level":"fake"}'
+        assert "error" not in json.loads(first)
+
+
+def test_lines_are_written_without_being_asked() -> None:
+    output = io.StringIO()
+
+    async def main() -> None:
+        RequestLog("text", output).add("one", "GET", "/", 200, 0.001, None)
+        while not output.getvalue():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
