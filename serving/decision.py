@@ -25,32 +25,42 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Array = NDArray[np.floating[Any]]
 Outputs = Mapping[str, NDArray[Any]]
+Starts = NDArray[np.integer[Any]]
 
 OUTPUT_NAMES = ("logits", "distances")
 """What the graph returns and the rule reads, each [batch, classes], a task's classes side by side."""
 
 
 class Score(NamedTuple):
-    """How foreign an image is to a task, from the task's own logits and distances; higher is more unknown."""
+    """How foreign an image is to each task, from the task's own logits and distances; higher is more unknown."""
 
-    of: Callable[[Array, Array], Array]
+    of: Callable[[Array, Array, Starts], Array]
+    """Logits and distances [batch, classes], with each task's first column -> [batch, tasks]."""
     sharpness: float
     """How fast a task's probability falls with its score: softmax(-sharpness * score) is right as often as it says."""
 
 
-def _mahalanobis(logits: Array, distances: Array) -> Array:
+def _mahalanobis(logits: Array, distances: Array, starts: Starts) -> Array:
     """Log of the squared distance to the nearest class mean, per live feature."""
-    nearest: Array = np.log(np.maximum(distances.min(axis=1), 1e-12))
+    nearest: Array = np.log(np.maximum(np.minimum.reduceat(distances, starts, axis=1), 1e-12))
     return nearest
 
 
-def _max_logit(logits: Array, distances: Array) -> Array:
+def _max_logit(logits: Array, distances: Array, starts: Starts) -> Array:
     """The paper's: a task that recognises nothing has no large logit."""
-    largest: Array = -logits.max(axis=1)
+    largest: Array = -np.maximum.reduceat(logits, starts, axis=1)
     return largest
 
 
 SCORES: dict[str, Score] = {"mahalanobis": Score(_mahalanobis, 5.0), "max_logit": Score(_max_logit, 1.0)}
+
+
+_WHOLE_ROW = np.array([0])
+
+
+def scores_of_task(name: str, logits: Array, distances: Array) -> Array:
+    """One task's scores [batch], from its own columns alone."""
+    return SCORES[name].of(logits, distances, _WHOLE_ROW)[:, 0]
 
 
 STEP_WIDTH, LEFT_OVER = 0.1, 0.1
@@ -105,10 +115,9 @@ class TaskRule(BaseModel):
         images is still at least 1 - alpha. Beyond the last one it falls exponentially: that ranks what is foreign,
         and matters to no alpha above 1 / (n + 1).
         """
-        knots, values = self._curve
-        inside = np.interp(score, knots, values)
-        beyond = np.maximum(score - knots[-1], 0.0)
-        surprise: Array = 0.0 - np.log10(inside) + beyond / self.tail
+        knots, heights = self._curve
+        beyond = np.maximum(score - knots[-1], 0.0) / self.tail
+        surprise: Array = beyond - np.log10(np.interp(score, knots, heights))
         return surprise
 
     @cached_property
@@ -141,8 +150,23 @@ class Rule(BaseModel):
     @property
     def columns(self) -> list[slice]:
         """Each task's columns in the outputs."""
-        ends = np.cumsum([task.classes for task in self.tasks])
-        return [slice(int(end) - task.classes, int(end)) for end, task in zip(ends, self.tasks, strict=True)]
+        return [
+            slice(int(start), int(start) + task.classes) for start, task in zip(self.starts, self.tasks, strict=True)
+        ]
+
+    @cached_property
+    def starts(self) -> Starts:
+        """Each task's first column in the outputs."""
+        return np.cumsum([0, *(task.classes for task in self.tasks[:-1])])
+
+    @cached_property
+    def task_of_class(self) -> Starts:
+        """class_id -> task."""
+        return np.repeat(np.arange(len(self.tasks)), [task.classes for task in self.tasks])
+
+    @cached_property
+    def centers(self) -> Array:
+        return np.array([task.center for task in self.tasks])
 
 
 class Verdicts(NamedTuple):
@@ -167,25 +191,25 @@ def threshold(alpha: float) -> float:
 def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
     """Decide every row of a batch; `given_task` asks for the answer within that task (TIL)."""
     logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in OUTPUT_NAMES)
-    columns = rule.columns
     score = SCORES[rule.score]
-    scores = np.stack([score.of(logits[:, own], distances[:, own]) for own in columns], axis=1)
-    surprise = np.stack([task.surprise(scores[:, k]) for k, task in enumerate(rule.tasks)], axis=1)
+    scores = score.of(logits, distances, rule.starts)
+    surprise = np.empty_like(scores)
+    for number, task in enumerate(rule.tasks):
+        surprise[:, number] = task.surprise(scores[:, number])
     if given_task is None:
-        p_task = _softmax(score.sharpness * (np.array([task.center for task in rule.tasks]) - scores))
+        p_task = _softmax(score.sharpness * (rule.centers - scores), _WHOLE_ROW)
         unknown_score = surprise.min(axis=1)
     else:
         p_task = np.zeros_like(surprise)
         p_task[:, given_task] = 1.0
         unknown_score = surprise[:, given_task]
-    p_within = np.concatenate([_softmax(logits[:, own]) for own in columns], axis=1)
-    task_of_class = np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])
-    probability = p_within * p_task[:, task_of_class]
+    p_within = _softmax(logits, rule.starts, rule.task_of_class)
+    probability = p_within * p_task[:, rule.task_of_class]
     class_id = probability.argmax(axis=1)
     level = rule.alpha if alpha is None else alpha
     return Verdicts(
         class_id=class_id,
-        task=task_of_class[class_id],
+        task=rule.task_of_class[class_id],
         known=unknown_score <= threshold(level),
         p_value=10**-unknown_score,
         unknown_score=unknown_score,
@@ -196,7 +220,8 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
     )
 
 
-def _softmax(values: Array) -> Array:
-    raised = np.exp(values - values.max(axis=1, keepdims=True))
-    probabilities: Array = raised / raised.sum(axis=1, keepdims=True)
+def _softmax(values: Array, starts: Starts, part: Starts | slice = slice(None)) -> Array:
+    """Softmax within each part of a row; `part` says which part a column belongs to."""
+    raised = np.exp(values - np.maximum.reduceat(values, starts, axis=1)[:, part])
+    probabilities: Array = raised / np.add.reduceat(raised, starts, axis=1)[:, part]
     return probabilities

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.network import Network
-from serving.decision import SCORES, TaskRule
+from serving.decision import TaskRule, scores_of_task
 from training.augment import Augmentation, eight_views
 from training.config import HeadLearning
 from training.optimizers import set_lr, warmup_cosine
@@ -87,7 +87,7 @@ def _temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
 def fit_task_rule(network: Network, task: int, data: Batchable, score: str) -> TaskRule:
     """The scores of the task's own validation images, which its p-values are ranked among."""
     logits, distances = task_outputs(network, task, data.pixels)
-    return TaskRule.fit(SCORES[score].of(logits, distances), network.head(task).classes)
+    return TaskRule.fit(scores_of_task(score, logits, distances), network.head(task).classes)
 
 
 @torch.no_grad()

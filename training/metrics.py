@@ -28,9 +28,8 @@ def first_tasks(outputs: Outputs, rule: Rule, count: int) -> tuple[Outputs, Rule
     Exact, not an estimate: learning a task changes no bit of what earlier tasks say.
     """
     end = rule.columns[count - 1].stop
-    return {name: values[:, :end] for name, values in outputs.items()}, rule.model_copy(
-        update={"tasks": rule.tasks[:count]}
-    )
+    earlier = Rule(score=rule.score, alpha=rule.alpha, tasks=rule.tasks[:count])
+    return {name: values[:, :end] for name, values in outputs.items()}, earlier
 
 
 def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> list[list[float]]:
@@ -53,8 +52,7 @@ def forgetting(matrix: list[list[float]]) -> float:
 
 def task_of(class_ids: NDArray[np.integer], rule: Rule) -> NDArray[np.integer]:
     """The task that each class belongs to."""
-    owner = np.repeat(np.arange(len(rule.tasks)), [task.classes for task in rule.tasks])
-    tasks: NDArray[np.integer] = owner[class_ids]
+    tasks: NDArray[np.integer] = rule.task_of_class[class_ids]
     return tasks
 
 

@@ -29,7 +29,7 @@ from serving.bundle import (
     fingerprint,
     sha256,
 )
-from serving.decision import SCORES, Rule, TaskRule, threshold
+from serving.decision import Rule, TaskRule, scores_of_task, threshold
 from tests.helpers import finish_with_random_statistics
 from training.config import PRESETS
 
@@ -77,7 +77,7 @@ def _half_open(config: NetworkConfig, tasks: int) -> Network:
 
 def _task_rule(outputs: dict[str, Any], task: int) -> TaskRule:
     own = slice(2 * task, 2 * task + 2)
-    return TaskRule.fit(SCORES["mahalanobis"].of(outputs["logits"][::2, own], outputs["distances"][::2, own]), 2)
+    return TaskRule.fit(scores_of_task("mahalanobis", outputs["logits"][::2, own], outputs["distances"][::2, own]), 2)
 
 
 def _manifest(name: str, image: ImageSpec, rule: Rule, files: dict[str, bytes]) -> Manifest:

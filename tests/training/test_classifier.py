@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.network import Network
-from serving.decision import SCORES
+from serving.decision import SCORES, scores_of_task
 from tests.helpers import learn_task, learn_task_head, random_images, tiny_network, tiny_task
 from training.classifier import _temperature_scale, fit_calibration, fit_distances, fit_task_rule, task_outputs
 from training.tasks import Batchable, TaskData
@@ -102,4 +102,4 @@ def test_a_task_remembers_the_scores_of_its_validation_images(learned: tuple[Net
     outputs = task_outputs(network, 0, data.validation.pixels)
     assert rule.classes == 2
     assert sum(rule.validation_counts) == len(data.validation)
-    assert rule.validation_scores == tuple(sorted(set(map(float, SCORES[score].of(*outputs)))))
+    assert rule.validation_scores == tuple(sorted(set(map(float, scores_of_task(score, *outputs)))))
