@@ -29,7 +29,7 @@ check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: $(VENV)/dev ## Measure speed: ratios against baselines, in one run
+bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
 
 clean: ## Remove environments, runs and caches
@@ -46,6 +46,10 @@ $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/dev: $(VENV)/train
 	$(PY) $(INSTALL) -e '.[train,dev]'
+	@touch $@
+
+$(VENV)/bench: $(VENV)/dev
+	$(PY) $(INSTALL) -e '.[train,dev,bench]'
 	@touch $@
 
 # What a server needs and nothing else, to prove that it is enough.
