@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 from datetime import UTC, datetime
@@ -11,28 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from export.bake import bake
 from export.graph import OPSET, to_onnx
 from export.verify import ParityError, open_session, run_graph, synthetic_images, verify
 from export.write import WriteError, check_target, write_directory
-from serving.bundle import (
-    FORMAT,
-    GOLDEN,
-    GRAPH,
-    INPUT_NAME,
-    MANIFEST,
-    RULE,
-    Calibration,
-    FileInfo,
-    Manifest,
-    TaskInfo,
-    fingerprint,
-    sha256,
-)
-from serving.decision import threshold
+from serving.bundle import Calibration, Golden, Manifest, TaskInfo, seal
 from training.checkpoint import RunError
 from training.evaluate import Run, open_run
 
@@ -47,22 +31,29 @@ def export(folder: Path, out: Path) -> Manifest:
     run = open_run(folder, torch.device("cpu"))
     metrics = _metrics(folder)
     preset = run.config.preset
-    metadata = {"name": f"{preset.name}-{run.config.method}", "tasks": json.dumps(run.config.tasks)}
-    graph = to_onnx(bake(run.network), preset.image, metadata)
+    name = f"{preset.name}-{run.config.method}"
+    graph = to_onnx(bake(run.network), preset.image, {"name": name, "tasks": json.dumps(run.config.tasks)})
     verification = verify(run.network, run.rule, graph, synthetic_images(preset.image, VERIFIED_IMAGES))
-    files = {RULE: run.rule.model_dump_json(indent=1).encode(), GRAPH: graph, GOLDEN: _golden(run, graph)}
-    manifest = _manifest(run, files, verification, metrics)
-    write_directory(out, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"})
+    # Images of nobody's, and what the graph says of them: the server's self-test.
+    pixels = synthetic_images(preset.image, GOLDEN_IMAGES)
+    golden = Golden(pixels, run_graph(open_session(graph), pixels))
+    manifest, files = seal(
+        run.rule,
+        graph,
+        golden,
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        method=run.config.method,
+        preset=preset.name,
+        seed=run.config.seed,
+        image=preset.image,
+        tasks=_tasks(run),
+        metrics=metrics,
+        versions={**{package: _version(package) for package in PACKAGES}, "opset": str(OPSET)},
+        verification=verification,
+    )
+    write_directory(out, files)
     return manifest
-
-
-def _golden(run: Run, graph: bytes) -> bytes:
-    """Images of nobody's, and what the graph says of them: the server's self-test."""
-    pixels = synthetic_images(run.config.preset.image, GOLDEN_IMAGES)
-    stored = io.BytesIO()
-    arrays: dict[str, Any] = {INPUT_NAME: pixels, **run_graph(open_session(graph), pixels)}
-    np.savez(stored, **arrays)
-    return stored.getvalue()
 
 
 def _metrics(folder: Path) -> dict[str, Any]:
@@ -75,31 +66,13 @@ def _metrics(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _manifest(run: Run, files: dict[str, bytes], verification: dict[str, float], metrics: dict[str, Any]) -> Manifest:
-    config = run.config
+def _tasks(run: Run) -> tuple[TaskInfo, ...]:
     tasks = []
-    for task, (labels, columns) in enumerate(zip(config.tasks, run.rule.columns, strict=True)):
+    for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
         head = run.network.head(task)
         calibration = Calibration(scale=float(head.scale), shift=float(head.shift))
         tasks.append(TaskInfo(task=task, first_class_id=columns.start, labels=labels, calibration=calibration))
-    draft = Manifest(
-        format=FORMAT,
-        name=f"{config.preset.name}-{config.method}",
-        version="",
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        method=config.method,
-        preset=config.preset.name,
-        seed=config.seed,
-        image=config.preset.image,
-        tasks=tuple(tasks),
-        alpha=run.rule.alpha,
-        threshold=threshold(run.rule.alpha),
-        metrics=metrics,
-        versions={**{name: _version(name) for name in PACKAGES}, "opset": str(OPSET)},
-        verification=verification,
-        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()},
-    )
-    return draft.model_copy(update={"version": fingerprint(draft)})
+    return tuple(tasks)
 
 
 def _version(package: str) -> str:

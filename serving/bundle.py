@@ -148,6 +148,24 @@ def fingerprint(manifest: Manifest) -> str:
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
 
 
+def seal(rule: Rule, graph: bytes, golden: Golden, **said: Any) -> tuple[Manifest, dict[str, bytes]]:
+    """All files of a bundle; `said` is what its manifest says beyond what follows from them."""
+    arrays: dict[str, Any] = {INPUT_NAME: golden.pixels, **golden.outputs}
+    stored = io.BytesIO()
+    np.savez(stored, **arrays)
+    files = {RULE: rule.model_dump_json(indent=1).encode(), GRAPH: graph, GOLDEN: stored.getvalue()}
+    draft = Manifest(
+        format=FORMAT,
+        version="",
+        alpha=rule.alpha,
+        threshold=threshold(rule.alpha),
+        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()},
+        **said,
+    )
+    manifest = draft.model_copy(update={"version": fingerprint(draft)})
+    return manifest, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"}
+
+
 def load_bundle(path: str | Path) -> Bundle:
     """Read a bundle, or say in a BundleError why it must not be served."""
     folder = Path(path)

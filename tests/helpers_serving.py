@@ -27,21 +27,18 @@ from PIL import Image
 from pydantic import ValidationError
 
 from serving.bundle import (
-    FORMAT,
-    GOLDEN,
-    GRAPH,
     INPUT_NAME,
     MANIFEST,
-    RULE,
     Calibration,
-    FileInfo,
+    Golden,
     ImageSpec,
     Manifest,
     TaskInfo,
     fingerprint,
+    seal,
     sha256,
 )
-from serving.decision import OUTPUT_NAMES, Rule, TaskRule, threshold
+from serving.decision import OUTPUT_NAMES, Rule, TaskRule
 from serving.runtime import Model
 
 T = TypeVar("T")
@@ -105,16 +102,12 @@ def write_bundle(
         session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
         outputs = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
         golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, outputs, strict=True))}
-    stored = io.BytesIO()
-    np.savez(stored, **golden)  # type: ignore[arg-type]
-    rule = tiny_rule()
-    contents = {RULE: rule.model_dump_json().encode(), GRAPH: graph_bytes, GOLDEN: stored.getvalue()}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    manifest = Manifest(
-        format=FORMAT,
+    recorded = Golden(golden[INPUT_NAME], {name: values for name, values in golden.items() if name != INPUT_NAME})
+    _, files = seal(
+        tiny_rule(),
+        graph_bytes,
+        recorded,
         name="tiny",
-        version="",
         created="2024-01-01T00:00:00Z",
         method="colours",
         preset="tiny",
@@ -124,14 +117,12 @@ def write_bundle(
             TaskInfo(task=task, first_class_id=2 * task, labels=labels, calibration=Calibration(scale=1, shift=0))
             for task, labels in enumerate(LABELS)
         ),
-        alpha=rule.alpha,
-        threshold=threshold(rule.alpha),
         metrics={"accuracy": 1.0},
         versions={"numpy": np.__version__},
         verification={"max_logit_difference": 0.0},
-        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in contents.items()},
     )
-    (folder / MANIFEST).write_text(manifest.model_copy(update={"version": fingerprint(manifest)}).model_dump_json())
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     return folder
 
 

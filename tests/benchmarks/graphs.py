@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from export.bake import bake
@@ -14,22 +12,8 @@ from export.graph import to_onnx
 from export.verify import open_session, run_graph, synthetic_images
 from export.write import write_directory
 from models.network import Network, NetworkConfig
-from serving.bundle import (
-    FORMAT,
-    GOLDEN,
-    GRAPH,
-    INPUT_NAME,
-    MANIFEST,
-    RULE,
-    Calibration,
-    FileInfo,
-    ImageSpec,
-    Manifest,
-    TaskInfo,
-    fingerprint,
-    sha256,
-)
-from serving.decision import Rule, TaskRule, scores_of_task, threshold
+from serving.bundle import Calibration, Golden, ImageSpec, TaskInfo, seal
+from serving.decision import Rule, TaskRule, scores_of_task
 from tests.helpers import finish_with_random_statistics
 from training.config import PRESETS
 
@@ -53,12 +37,29 @@ def _bundle(folder: Path, name: str, config: NetworkConfig, tasks: int) -> Path:
     outputs = run_graph(open_session(graph), pixels)
     # Half of the images pass for validation images, so that answers of both kinds come up.
     rule = Rule(tasks=tuple(_task_rule(outputs, task) for task in range(tasks)))
-    golden = io.BytesIO()
-    stored: dict[str, Any] = {INPUT_NAME: pixels[:4], **{key: values[:4] for key, values in outputs.items()}}
-    np.savez(golden, **stored)
-    files = {RULE: rule.model_dump_json().encode(), GRAPH: graph, GOLDEN: golden.getvalue()}
-    write_directory(folder, {**files, MANIFEST: _manifest(name, image, rule, files).model_dump_json().encode()})
+    golden = Golden(pixels[:4], {key: values[:4] for key, values in outputs.items()})
+    _, files = seal(
+        rule,
+        graph,
+        golden,
+        name=name,
+        created="2024-01-01T00:00:00Z",
+        method="hat",
+        preset="benchmark",
+        seed=0,
+        image=image,
+        tasks=tuple(_task_info(task) for task in range(tasks)),
+        metrics={},
+        versions={},
+        verification={},
+    )
+    write_directory(folder, files)
     return folder
+
+
+def _task_info(task: int) -> TaskInfo:
+    labels = (f"{2 * task}", f"{2 * task + 1}")
+    return TaskInfo(task=task, first_class_id=2 * task, labels=labels, calibration=Calibration(scale=1, shift=0))
 
 
 def _half_open(config: NetworkConfig, tasks: int) -> Network:
@@ -78,32 +79,3 @@ def _half_open(config: NetworkConfig, tasks: int) -> Network:
 def _task_rule(outputs: dict[str, Any], task: int) -> TaskRule:
     own = slice(2 * task, 2 * task + 2)
     return TaskRule.fit(scores_of_task("mahalanobis", outputs["logits"][::2, own], outputs["distances"][::2, own]), 2)
-
-
-def _manifest(name: str, image: ImageSpec, rule: Rule, files: dict[str, bytes]) -> Manifest:
-    draft = Manifest(
-        format=FORMAT,
-        name=name,
-        version="",
-        created="2024-01-01T00:00:00Z",
-        method="hat",
-        preset="benchmark",
-        seed=0,
-        image=image,
-        tasks=tuple(
-            TaskInfo(
-                task=task,
-                first_class_id=2 * task,
-                labels=(f"{2 * task}", f"{2 * task + 1}"),
-                calibration=Calibration(scale=1, shift=0),
-            )
-            for task in range(len(rule.tasks))
-        ),
-        alpha=rule.alpha,
-        threshold=threshold(rule.alpha),
-        metrics={},
-        versions={},
-        verification={},
-        files={key: FileInfo(sha256=sha256(content), size=len(content)) for key, content in files.items()},
-    )
-    return draft.model_copy(update={"version": fingerprint(draft)})
