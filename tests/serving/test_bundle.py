@@ -34,8 +34,15 @@ def test_one_wrong_byte_is_refused(copy: Path, name: str, where: int) -> None:
 
 
 def test_a_manifest_that_is_not_json_is_refused(copy: Path) -> None:
-    (copy / MANIFEST).write_bytes((copy / MANIFEST).read_bytes()[:-1])
+    (copy / MANIFEST).write_bytes((copy / MANIFEST).read_bytes().rstrip()[:-1])
     with pytest.raises(BundleError, match="cannot be read as JSON"):
+        load_bundle(copy)
+
+
+def test_a_manifest_that_was_edited_is_refused(copy: Path) -> None:
+    text = (copy / MANIFEST).read_text()
+    (copy / MANIFEST).write_text(text.replace('"green"', '"greem"'))
+    with pytest.raises(BundleError, match=r"manifest\.json: corrupt or edited"):
         load_bundle(copy)
 
 
