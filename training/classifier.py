@@ -15,7 +15,7 @@ from training.augment import Augmentation, eight_views
 from training.config import HeadLearning
 from training.optimizers import set_lr, warmup_cosine
 from training.representation import batches
-from training.tasks import Batchable, TaskData
+from training.tasks import Batchable, TaskData, to_unit
 
 EVALUATION_BATCH = 256
 
@@ -94,7 +94,7 @@ def fit_task_rule(network: Network, task: int, data: Batchable, score: str) -> T
 def task_outputs(network: Network, task: int, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """A finished task's logits and distances for uint8 images [n, channels, height, width]."""
     network.eval()
-    parts = [network.outputs(part.to(torch.float32) / 255, task) for part in pixels.split(EVALUATION_BATCH)]
+    parts = [network.outputs(to_unit(part), task) for part in pixels.split(EVALUATION_BATCH)]
     logits, distances = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
     return logits, distances
 

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
+from tests.e2e.conftest import Say
 from tests.helpers_serving import Server, image_bytes, png_header, saved, serving, write_bundle
 from tests.load import http_request, megabytes, send, workers
 
@@ -30,7 +31,6 @@ GROWTH = 48.0
 EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
-Say = Callable[[str], None]
 Mutate = Callable[[bytes, random.Random], bytes]
 
 
@@ -45,17 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def worker(server: Server) -> psutil.Process:
     (only,) = workers(server, 1)
     return only
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Print past pytest's capture."""
-
-    def aloud(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n{text}", end="", flush=True)
-
-    return aloud
 
 
 def originals() -> list[bytes]:

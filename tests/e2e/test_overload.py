@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from PIL import Image
 from serving.answer import Question, answer_image
 from serving.runtime import Model
 from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overload
+from tests.e2e.conftest import Say
 from tests.helpers_serving import COLOURS, GREY, Server, image_bytes, saved, serving, write_bundle
 from tests.load import http_request, send, workers
 
@@ -25,18 +26,6 @@ GROWTH = 16.0
 """Megabytes."""
 
 ROOM = Room(workers=1, queue=8)
-Say = Callable[[str], None]
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Print past pytest's capture."""
-
-    def aloud(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n{text}", end="", flush=True)
-
-    return aloud
 
 
 @pytest.fixture(scope="module")
