@@ -20,7 +20,7 @@ from training.checkpoint import RunError, load, read_config
 from training.classifier import task_outputs
 from training.config import RunConfig
 from training.datasets import DataError, Images, Source, load_source
-from training.device import choose_device
+from training.device import choose_device, prepare
 from training.report import summary
 from training.tasks import to_device
 
@@ -103,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
     chosen = parser.parse_args(arguments)
     device = choose_device()
+    prepare(device)
     try:
         run = open_run(chosen.run, device)
         preset = run.config.preset

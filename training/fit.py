@@ -28,7 +28,7 @@ from training.checkpoint import (
 from training.classifier import fit_calibration, fit_distances, fit_head, fit_task_rule
 from training.config import METHODS, PRESETS, RunConfig, choose_preset
 from training.datasets import DataError, Source, load_source
-from training.device import choose_device, describe
+from training.device import choose_device, describe, prepare
 from training.evaluate import measure, open_run
 from training.optimizers import make_optimizer
 from training.randomness import seed_everything
@@ -149,6 +149,7 @@ def fit(chosen: argparse.Namespace) -> None:
         raise RunError(f"{chosen.out} holds a run already: go on with --resume, or choose another --out")
     config, source = choose_run(chosen)
     device = choose_device()
+    prepare(device)
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
     chosen.out.mkdir(parents=True, exist_ok=True)
     learner = Learner(chosen.out, config, device, reporter)
