@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := PASSIVE
 INSTALL = -m pip install --quiet --progress-bar off
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo demo-loop test check bench clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -20,6 +20,9 @@ help: ## List the targets
 
 demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT= changes it)
 	@$(PY) -m serving.demo $(DEMO) --port $(PORT)
+
+demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn them and serve them, without a pause
+	@$(PY) -m training.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
 test: check $(VENV)/serving-only ## Run all checks and tests
 	$(PY) -m pytest
@@ -41,7 +44,7 @@ $(VENV)/bin/python:
 
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing (PyTorch is large: this takes a few minutes once)"
-	$(PY) $(INSTALL) -e '.[train]'
+	$(PY) $(INSTALL) -e '.[train,client]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/train

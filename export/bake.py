@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,20 @@ from torch import Tensor, nn
 from models.distance import ClassDistances
 from models.heads import ROTATIONS, RotationHead
 from models.network import Network, rotations
+from models.ranges import ActivationRanges
 
 
 class BakedTask(nn.Module):
     """Everything that one task says of an image, on the channels that it uses and nothing else."""
 
-    def __init__(self, body: nn.Sequential, head: RotationHead, distance: ClassDistances) -> None:
+    def __init__(
+        self, body: nn.Sequential, head: RotationHead, distance: ClassDistances, ranges: ActivationRanges
+    ) -> None:
         super().__init__()
         self.body = body
         self.head = head
         self.distance = distance
+        self.ranges = ranges
 
     def forward(self, turned: Tensor) -> tuple[Tensor, Tensor]:
         """[4 n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
@@ -49,11 +53,15 @@ class BakedNetwork(nn.Module):
 @torch.no_grad()
 def bake_task(network: Network, task: int) -> BakedTask:
     """The sub-network of one finished task."""
-    body = nn.Sequential(*[stage.bake(task) for stage in network.body])  # type: ignore[operator]
-    return BakedTask(body, network.head(task).live_part(network.wires.after.live(task)), network.distance(task)).eval()
+    head = network.head(task).live_part(network.wires.after.live(task))
+    return BakedTask(network.baked_body(task), head, network.distance(task), network.activation_ranges(task)).eval()
+
+
+def bake_tasks(network: Network) -> Iterator[BakedTask]:
+    """The sub-networks of all tasks, each when it is asked for."""
+    return (bake_task(network, task) for task in range(len(network.heads)))
 
 
 def bake(network: Network) -> BakedNetwork:
     """The sub-networks of all tasks over one set of pixels."""
-    tasks = [bake_task(network, task) for task in range(len(network.heads))]
-    return BakedNetwork(tasks, network.config.mean, network.config.std).eval()
+    return BakedNetwork(list(bake_tasks(network)), network.config.mean, network.config.std).eval()

@@ -1,219 +1,269 @@
-"""One ONNX graph for a whole network: 8-bit pixels in, what the decision reads out.
+"""One ONNX graph for a whole network: 8-bit pixels in, what a decision reads out.
 
 The graph is written layer by layer from the baked modules, not traced: it is the same to the byte each time, its nodes
-bear the names of tasks and layers, and ternary weights stay bits until onnxruntime unpacks them when it loads.
+bear the names of tasks and layers, and ternary weights stay bits until onnxruntime unpacks them when it loads. Tasks
+are baked one at a time, as they are written, so that a network of many tasks needs the memory of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import onnx
-import torch
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
+from onnx import TensorProto, helper
 
-from export.bake import BakedNetwork, BakedTask
-from models.baked import Align, BakedConv2d, BakedLinear, Ternary
+from export.bake import BakedTask
+from export.layers import Body, FloatBody
+from export.quantized import QuantizedBody
+from export.writer import Branch, GraphWriter
 from models.heads import ROTATIONS
-from models.resnet import BakedResidualBlock, GlobalPool
-from models.weight_mask import pack_bits
-from serving.bundle import INPUT_NAME, ImageSpec
-from serving.decision import OUTPUT_NAMES
+from serving.bundle import INPUT_NAME, ImageSpec, graph_name
+from serving.decision import FEATURES, OUTPUT_NAMES, SCORES, Rule
 
-OPSET, IR_VERSION = 23, 10
-LAST = np.iinfo(np.int64).min
+LAST = int(np.iinfo(np.int64).min)
 """Where a slice that runs backwards ends when it takes everything."""
+NEVER = 1e30
+"""Stands in a table where a task has fewer classes than another."""
 
 
-def to_onnx(baked: BakedNetwork, image: ImageSpec, metadata: dict[str, str]) -> bytes:
-    """A checked graph with a dynamic batch, as bytes."""
-    writer = GraphWriter()
-    turned = _pixels(writer, baked)
-    columns = [_task(writer, f"task{number}", task, turned) for number, task in enumerate(baked.baked_tasks)]
-    for name, parts in zip(OUTPUT_NAMES, zip(*columns, strict=True), strict=True):
+@dataclass(frozen=True)
+class GraphPlan:
+    """What a graph is made for."""
+
+    image: ImageSpec
+    mean: float
+    std: float
+    rule: Rule
+    precision: str
+    candidates: int | None
+    """How many tasks see the rotated images; None: all of them."""
+    metadata: dict[str, str]
+
+
+class _Said(NamedTuple):
+    """One task's part of the graph."""
+
+    logits: str
+    distances: str
+    features: str
+
+
+def write_graph(folder: Path, bake: Callable[[int], BakedTask], plan: GraphPlan) -> None:
+    """Write model.PRECISION.onnx and the files of its weights into a folder; `bake` gives a task's sub-network."""
+    writer = GraphWriter(folder, plan.precision)
+    body = _body(writer, plan)
+    images = body.pixels(INPUT_NAME)
+    if plan.candidates is None:
+        turned = writer.add("Concat", "pixels/rotations", [images, *_turned(writer, images)], axis=0)
+        said = [_task(writer, body, f"task{task}", bake(task), turned) for task in range(len(plan.rule.tasks))]
+    else:
+        said = _cascade(writer, body, bake, images, plan)
+    for name, parts in zip((*OUTPUT_NAMES[:2], FEATURES), zip(*said, strict=True), strict=True):
         writer.add("Concat", f"{name}/join", list(parts), output=name, axis=1)
-    classes = sum(task.head.classes for task in baked.baked_tasks)
-    return writer.finish(image, classes, metadata)
+    write_decision(writer, plan.rule)
+    classes, count = len(plan.rule.task_of_class), len(plan.rule.tasks)
+    widths: dict[str, int | str] = dict.fromkeys(OUTPUT_NAMES, classes)
+    widths |= {"scores": count, "p_task": count, FEATURES: "features"}
+    writer.finish(
+        folder / graph_name(plan.precision),
+        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, ["batch", *plan.image.shape])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name, width in widths.items()],
+        plan.metadata,
+    )
 
 
-class GraphWriter:
-    """Nodes and constants of a graph, as they are written."""
-
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
-        self._signs: dict[int, str] = {}
-
-    def add(self, kind: str, path: str, inputs: Sequence[str], *, output: str | None = None, **attributes: Any) -> str:
-        """A node named path/kind; the name of its output."""
-        name = f"{path}/{kind}"
-        output = output or name
-        self._nodes.append(helper.make_node(kind, list(inputs), [output], name=name, **attributes))
-        return output
-
-    def constant(self, name: str, value: Tensor | NDArray[Any] | Sequence[int] | float) -> str:
-        """A named tensor; numbers become float32, sequences of whole numbers int64."""
-        if isinstance(value, Tensor):
-            array: NDArray[Any] = value.detach().cpu().numpy()
-        elif isinstance(value, float):
-            array = np.array(value, dtype=np.float32)
-        else:
-            array = np.asarray(value)
-        self._constants.setdefault(
-            name, numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-        )
-        return name
-
-    def weights(self, path: str, layer: BakedConv2d | BakedLinear) -> str:
-        """A layer's weights: as they are, or as bits with the nodes that unpack them."""
-        if layer.ternary is None:
-            return self.constant(f"{path}/weight", layer.weight)
-        return self._unpacked(path, layer.ternary, layer.weight.shape)
-
-    def _unpacked(self, path: str, ternary: Ternary, shape: torch.Size) -> str:
-        """(2 * sign - 1) * mask * scale, from bits. All constant, so that onnxruntime does it once, when it loads."""
-        name = self._signs.get(ternary.signs.data_ptr())
-        if name is None:
-            # All tasks share the layer's signs: they are stored and unpacked once, under the first task's name.
-            name = self._signs[ternary.signs.data_ptr()] = self._signed(f"{path}/signs", ternary.signs, shape)
-        mask = self._bits(f"{path}/mask", ternary.mask, shape)
-        kept = self.add("Mul", f"{path}/kept", [name, mask])
-        scale = self.constant(f"{path}/scale", ternary.scale.view(-1, *[1] * (len(shape) - 1)))
-        return self.add("Mul", f"{path}/weight", [kept, scale])
-
-    def _signed(self, path: str, signs: Tensor, shape: torch.Size) -> str:
-        bits = self._bits(path, signs, shape)
-        doubled = self.add("Add", f"{path}/doubled", [bits, bits])
-        return self.add("Sub", f"{path}/signed", [doubled, self.constant("one", 1.0)])
-
-    def _bits(self, path: str, mask: Tensor, shape: torch.Size) -> str:
-        """Packed bits to floats of a shape, lowest bit first."""
-        packed = self.constant(f"{path}/packed", pack_bits(mask).view(-1, 1))
-        shifts = self.constant("bit_numbers", np.arange(8, dtype=np.uint8))
-        lowest = self.constant("lowest_bit", np.array(1, dtype=np.uint8))
-        moved = self.add("BitShift", f"{path}/moved", [packed, shifts], direction="RIGHT")
-        bits = self.add("BitwiseAnd", f"{path}/bit", [moved, lowest])
-        flat = self.add("Reshape", f"{path}/flat", [bits, self.constant("flat", [-1])])
-        if mask.numel() % 8:
-            ends = [self.constant(f"{path}/{key}", [number]) for key, number in (("from", 0), ("to", mask.numel()))]
-            flat = self.add("Slice", f"{path}/cut", [flat, *ends])
-        shaped = self.add("Reshape", f"{path}/shaped", [flat, self.constant(f"{path}/shape", list(shape))])
-        return self.add("Cast", f"{path}/float", [shaped], to=TensorProto.FLOAT)
-
-    def finish(self, image: ImageSpec, classes: int, metadata: dict[str, str]) -> bytes:
-        graph = helper.make_graph(
-            self._nodes,
-            "openworld",
-            [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, ["batch", *image.shape])],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", classes]) for name in OUTPUT_NAMES],
-            list(self._constants.values()),
-        )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="openworld"
-        )
-        helper.set_model_props(model, metadata)
-        onnx.checker.check_model(model, full_check=True)
-        return bytes(model.SerializeToString(deterministic=True))
+def _body(writer: GraphWriter, plan: GraphPlan) -> Body:
+    if plan.precision == "int8":
+        return QuantizedBody(writer, plan.mean, plan.std)
+    return FloatBody(writer, plan.mean, plan.std, half=plan.precision == "fp16")
 
 
-def _pixels(writer: GraphWriter, baked: BakedNetwork) -> str:
-    """Bytes to normalised images in all four rotations, one rotation after the other."""
-    images = writer.add("Transpose", "pixels/channels_first", [INPUT_NAME], perm=[0, 3, 1, 2])
-    images = writer.add("Cast", "pixels/float", [images], to=TensorProto.FLOAT)
-    images = writer.add("Div", "pixels/unit", [images, writer.constant("white", 255.0)])
-    images = writer.add("Sub", "pixels/centred", [images, writer.constant("mean", float(baked.mean))])
-    images = writer.add("Div", "pixels/normal", [images, writer.constant("std", float(baked.std))])
+def _turned(writer: GraphWriter, images: str) -> list[str]:
+    """The images by 90, 180 and 270 degrees."""
     across = writer.add("Transpose", "pixels/across", [images], perm=[0, 1, 3, 2])
-    turned = [
-        images,
+    return [
         _flip(writer, "pixels/turned90", across, [2]),
         _flip(writer, "pixels/turned180", images, [2, 3]),
         _flip(writer, "pixels/turned270", across, [3]),
     ]
-    return writer.add("Concat", "pixels/rotations", turned, axis=0)
 
 
 def _flip(writer: GraphWriter, path: str, images: str, axes: list[int]) -> str:
     back = writer.constant(f"backwards{len(axes)}", [-1] * len(axes))
-    ends = writer.constant(f"ends{len(axes)}", [int(LAST)] * len(axes))
+    ends = writer.constant(f"ends{len(axes)}", [LAST] * len(axes))
     return writer.add("Slice", path, [images, back, ends, writer.constant(f"{path}/axes", axes), back])
 
 
-def _task(writer: GraphWriter, path: str, task: BakedTask, turned: str) -> tuple[str, str]:
-    """A task's logits and distances, each [n, classes]."""
-    flat = _layer(writer, f"{path}/body", task.body, turned)
-    count = task.head.weight.shape[1]
-    shape = writer.constant(f"{path}/features/shape", [ROTATIONS, -1, count])
-    features = writer.add("Reshape", f"{path}/features", [flat, shape])
+def _task(writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: str) -> _Said:
+    """All that a task says of images that it sees in all rotations."""
+    features = _features(writer, body, path, task, turned, ROTATIONS)
     first = writer.constant("first_axis", [0])
+    scored, squared, white = _rotation_outputs(writer, path, task, features)
+    logits = writer.add("ReduceMean", f"{path}/head/ensemble", [scored, first], keepdims=0)
+    distances = writer.add("ReduceMean", f"{path}/distance/mean", [squared, first], keepdims=0)
+    upright = writer.add("Gather", f"{path}/distance/upright", [white, writer.constant("upright", np.array(0))], axis=0)
+    return _Said(logits, distances, upright)
 
-    head = task.head
-    weight = writer.constant(f"{path}/head/weight", head.weight * head.scale)
-    bias = writer.constant(f"{path}/head/bias", head.bias * head.scale + head.shift)
+
+def _features(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str, rotations: int) -> str:
+    """[rotations * n, ...] images -> [rotations, n, live features]."""
+    if isinstance(body, QuantizedBody):
+        body.ranges(f"{path}/body", task.ranges.of(task.body))
+    flat = body.features(f"{path}/body", task.body, images)
+    shape = writer.constant(f"{path}/features/shape{rotations}", [rotations, -1, task.head.weight.shape[1]])
+    return writer.add("Reshape", f"{path}/features", [flat, shape])
+
+
+def _rotation_outputs(
+    writer: GraphWriter, path: str, task: BakedTask, features: str, rotations: slice = slice(None)
+) -> tuple[str, str, str]:
+    """Logits and squared distances [rotations, n, classes], standardised features [rotations, n, live features]."""
+
+    def part(name: str) -> str:
+        """The rotations in question of a constant that holds all four."""
+        if rotations == slice(None):
+            return name
+        ends = [[rotations.start], [rotations.stop], [0]]
+        names = [writer.constant(f"rotation_{number}", [number]) for (number,) in ends]
+        return writer.add_constant("Slice", f"{name}/{rotations.start}", [name, *names])
+
+    head, distance = task.head, task.distance
+    weight = part(writer.constant(f"{path}/head/weight", head.weight * head.scale))
+    bias = part(writer.constant(f"{path}/head/bias", head.bias * head.scale + head.shift))
     scored = writer.add("MatMul", f"{path}/head/score", [features, weight])
     scored = writer.add("Add", f"{path}/head/biased", [scored, bias])
-    logits = writer.add("ReduceMean", f"{path}/head/ensemble", [scored, first], keepdims=0)
 
     last = writer.constant("last_axis", [-1])
     length = writer.add("ReduceL2", f"{path}/distance/length", [features, last], keepdims=1)
     length = writer.add("Max", f"{path}/distance/length", [length, writer.constant("tiny", 1e-12)])
     direction = writer.add("Div", f"{path}/distance/direction", [features, length])
-    whitening = writer.constant(f"{path}/distance/whitening", task.distance.whitening)
-    white = writer.add("MatMul", f"{path}/distance/white", [direction, whitening])
+    basis = writer.constant(f"{path}/distance/basis", distance.basis)
+    gained = writer.add_constant("Mul", f"{path}/distance/gained", [basis, _gain(writer, path, task)])
+    back = writer.add_constant("Transpose", f"{path}/distance/back", [gained], perm=[0, 2, 1])
+    along = writer.add("MatMul", f"{path}/distance/along", [direction, part(basis)])
+    correction = writer.add("MatMul", f"{path}/distance/correction", [along, part(back)])
+    level = part(writer.constant(f"{path}/distance/level", distance.level))
+    levelled = writer.add("Mul", f"{path}/distance/levelled", [direction, level])
+    white = writer.add("Add", f"{path}/distance/white", [levelled, correction])
     rows = writer.add("Unsqueeze", f"{path}/distance/rows", [white, writer.constant("class_axis", [2])])
-    means = writer.constant(f"{path}/distance/means", task.distance.means[:, None])
+    means = part(writer.constant(f"{path}/distance/means", distance.means[:, None]))
     difference = writer.add("Sub", f"{path}/distance/difference", [rows, means])
     squared = writer.add("ReduceSumSquare", f"{path}/distance/squared", [difference, last], keepdims=0)
-    return logits, writer.add("ReduceMean", f"{path}/distance/mean", [squared, first], keepdims=0)
+    return scored, squared, white
 
 
-def _layer(writer: GraphWriter, path: str, layer: nn.Module, images: str) -> str:
-    """Write one baked module; every kind that baking can leave is here, so a new one fails loudly."""
-    match layer:
-        case nn.Sequential():
-            for name, part in layer.named_children():
-                images = _layer(writer, f"{path}/{name}", part, images)
-            return images
-        case BakedConv2d():
-            inputs = [images, writer.weights(path, layer)]
-            if layer.bias is not None:
-                inputs.append(writer.constant(f"{path}/bias", layer.bias))
-            padding = [int(side) for side in layer.padding] * 2
-            return writer.add("Conv", path, inputs, strides=list(layer.stride), pads=padding)
-        case BakedLinear():
-            inputs = [images, writer.weights(path, layer)]
-            if layer.bias is not None:
-                inputs.append(writer.constant(f"{path}/bias", layer.bias))
-            return writer.add("Gemm", path, inputs, transB=1)
-        case nn.ReLU():
-            return writer.add("Relu", path, [images])
-        case nn.MaxPool2d():
-            return writer.add("MaxPool", path, [images], kernel_shape=[2, 2], strides=[2, 2])
-        case nn.Flatten():
-            return writer.add("Flatten", path, [images])
-        case GlobalPool():
-            axes = writer.constant("image_axes", [2, 3])
-            return writer.add("ReduceMean", path, [images, axes], keepdims=0)
-        case BakedResidualBlock():
-            residual = _layer(writer, f"{path}/first", layer.first, images)
-            residual = writer.add("Relu", f"{path}/first", [residual])
-            residual = _layer(writer, f"{path}/second", layer.second, residual)
-            shortcut = _layer(writer, f"{path}/shortcut", layer.shortcut, images)
-            return writer.add("Relu", path, [writer.add("Add", path, [residual, shortcut])])
-        case Align():
-            return _align(writer, path, layer, images)
-    raise TypeError(f"{path}: no ONNX is known for {type(layer).__name__}")
+def _gain(writer: GraphWriter, path: str, task: BakedTask) -> str:
+    return writer.constant(f"{path}/distance/gain", task.distance.gain)
 
 
-def _align(writer: GraphWriter, path: str, layer: Align, images: str) -> str:
-    if layer.identity:
-        return images
-    if layer.missing:
-        # One channel of zeros behind the others, for those that the layer before does not have.
-        pads = writer.constant("one_channel_more", [0, 0, 0, 0, 0, 1, 0, 0])
-        images = writer.add("Pad", path, [images, pads])
-    return writer.add("Gather", path, [images, writer.constant(f"{path}/index", layer.index)], axis=1)
+def _cascade(
+    writer: GraphWriter, body: Body, bake: Callable[[int], BakedTask], images: str, plan: GraphPlan
+) -> list[_Said]:
+    """All tasks see the upright images; of each image, only the tasks that may still win see the rotated ones.
+
+    A task that may not keeps what it said of the upright image. Every row is treated alone: which tasks see an image
+    again does not depend on the other images of the batch.
+    """
+    quick = [_upright(writer, body, f"task{task}", bake(task), images) for task in range(len(plan.rule.tasks))]
+    distances = writer.add("Concat", "cascade/distances", [said.distances for said in quick], axis=1)
+    logits = writer.add("Concat", "cascade/logits", [said.logits for said in quick], axis=1)
+    _, foreign = _foreignness(writer, "cascade", plan.rule, logits, distances)
+    chances = writer.constant("candidates", [plan.candidates or 0])
+    best = writer.add_many("TopK", "cascade/best", [foreign, chances], 2, axis=1, largest=0, sorted=1)[0]
+    last = writer.add("Gather", "cascade/last", [best, writer.constant("last", [-1])], axis=1)
+    again = writer.add("LessOrEqual", "cascade/again", [foreign, last])
+    turned = _turned(writer, images)
+    return [_again(writer, body, f"task{task}", bake(task), turned, said, again) for task, said in enumerate(quick)]
+
+
+def _upright(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str) -> _Said:
+    features = _features(writer, body, path, task, images, 1)
+    outputs = _rotation_outputs(writer, path, task, features, slice(0, 1))
+    first = writer.constant("first_axis", [0])
+    return _Said(*[writer.add("Squeeze", f"{path}/upright/{n}", [name, first]) for n, name in enumerate(outputs)])
+
+
+def _again(
+    writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: list[str], said: _Said, again: str
+) -> _Said:
+    """The rows that are to be seen again in three more rotations: their means over all four replace the first ones."""
+    number = writer.constant(f"{path}/number", np.array(int(path.removeprefix("task"))))
+    chosen = writer.add("Gather", f"{path}/again/chosen", [again, number], axis=1)
+    counted = writer.add("Cast", f"{path}/again/counted", [chosen], to=TensorProto.FLOAT)
+    most = writer.add("ReduceMax", f"{path}/again/most", [counted], keepdims=0)
+    # A branch, because layers on no image at all are not what onnxruntime was made for.
+    some = writer.add("Greater", f"{path}/again/some", [most, writer.constant("nothing", 0.0)])
+    with writer.branch("turned") as nodes:
+        rows = writer.add("NonZero", f"{path}/again/rows", [chosen])
+        index = writer.add("Transpose", f"{path}/again/index", [rows], perm=[1, 0])
+        flat = writer.add("Reshape", f"{path}/again/flat", [rows, writer.constant("flat", [-1])])
+        own = [writer.add("Gather", f"{path}/again/images{n}", [name, flat], axis=0) for n, name in enumerate(turned)]
+        joined = writer.add("Concat", f"{path}/again/rotations", own, axis=0)
+        features = _features(writer, body, path, task, joined, ROTATIONS - 1)
+        scored, squared, _ = _rotation_outputs(writer, path, task, features, slice(1, ROTATIONS))
+        first, share = writer.constant("first_axis", [0]), writer.constant("share", 1 / ROTATIONS)
+        replaced = []
+        for name, earlier, later in (("head", said.logits, scored), ("distance", said.distances, squared)):
+            total = writer.add("ReduceSum", f"{path}/{name}/total", [later, first], keepdims=0)
+            before = writer.add("Gather", f"{path}/{name}/before", [earlier, flat], axis=0)
+            mean = writer.add("Add", f"{path}/{name}/all", [before, total])
+            mean = writer.add("Mul", f"{path}/{name}/mean", [mean, share])
+            replaced.append(writer.add("ScatterND", f"{path}/{name}/replaced", [earlier, index, mean]))
+    with writer.branch("upright") as kept:
+        same = [writer.add("Identity", f"{path}/again/{n}", [name]) for n, name in enumerate(said[:2])]
+    logits, distances = writer.choose(f"{path}/again", some, Branch(nodes, replaced), Branch(kept, same))
+    return _Said(logits, distances, said.features)
+
+
+def write_decision(writer: GraphWriter, rule: Rule) -> None:
+    """From logits and distances to all that a decision reads: the same as serving.decision.complete."""
+    scores, foreign = _foreignness(writer, "decision", rule, "logits", "distances")
+    writer.add("Identity", "decision/scores", [scores], output="scores")
+    sharp = writer.constant("sharpness", -float(SCORES[rule.score].sharpness))
+    likely = writer.add("Mul", "decision/likely", [foreign, sharp])
+    writer.add("Softmax", "decision/p_task", [likely], output="p_task", axis=1)
+    table = _table(writer, "decision/logits", rule, "logits", -NEVER)
+    within = writer.add("Softmax", "decision/within", [table], axis=2)
+    columns = writer.add("Unsqueeze", "decision/columns", ["p_task", writer.constant("class_axis", [2])])
+    joint = writer.add("Mul", "decision/joint", [within, columns])
+    widest = max(task.classes for task in rule.tasks)
+    places = [task * widest + place for task, own in enumerate(rule.tasks) for place in range(own.classes)]
+    for name, values in (("p_within_task", within), ("probability", joint)):
+        rows = writer.add("Flatten", f"decision/{name}", [values], axis=1)
+        index = writer.constant("places_of_classes", places)
+        writer.add("Gather", f"decision/{name}", [rows, index], output=name, axis=1)
+
+
+def _foreignness(writer: GraphWriter, path: str, rule: Rule, logits: str, distances: str) -> tuple[str, str]:
+    """Every task's score [n, tasks], and the same less what is usual for the task."""
+    last = writer.constant("last_axis", [-1])
+    if rule.score == "mahalanobis":
+        table = _table(writer, f"{path}/distances", rule, distances, NEVER)
+        nearest = writer.add("ReduceMin", f"{path}/nearest", [table, last], keepdims=0)
+        nearest = writer.add("Max", f"{path}/nearest", [nearest, writer.constant("tiny", 1e-12)])
+        scores = writer.add("Log", f"{path}/score", [nearest])
+    elif rule.score == "max_logit":
+        table = _table(writer, f"{path}/largest", rule, logits, -NEVER)
+        scores = writer.add("Neg", f"{path}/score", [writer.add("ReduceMax", path, [table, last], keepdims=0)])
+    else:
+        raise TypeError(f"no ONNX is known for the score {rule.score!r}")
+    usual = writer.constant("usual_scores", rule.centers.astype(np.float32))
+    return scores, writer.add("Sub", f"{path}/foreign", [scores, usual])
+
+
+def _table(writer: GraphWriter, path: str, rule: Rule, values: str, filler: float) -> str:
+    """[n, classes] -> [n, tasks, most classes of a task], filled up where a task has fewer."""
+    widest = max(task.classes for task in rule.tasks)
+    sizes = {task.classes for task in rule.tasks}
+    if sizes == {widest}:
+        shape = writer.constant("table_shape", [-1, len(rule.tasks), widest])
+        return writer.add("Reshape", path, [values, shape])
+    classes = len(rule.task_of_class)
+    own = [[start + place if place < task.classes else classes for place in range(widest)]
+           for start, task in zip(rule.starts.tolist(), rule.tasks, strict=True)]  # fmt: skip
+    pads = writer.constant("one_column_more", [0, 0, 0, 1])
+    padded = writer.add("Pad", path, [values, pads, writer.constant(f"filler{filler:g}", filler)])
+    return writer.add("Gather", path, [padded, writer.constant("classes_of_tasks", np.array(own))], axis=1)

@@ -7,77 +7,137 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx import shape_inference
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.utils import Extractor
 from rich.console import Console
 from rich.table import Table
 
-from export.verify import open_session
-from serving.bundle import INPUT_NAME, Bundle, BundleError, load_bundle
+from export.verify import quiet_options
+from export.writer import SHARED
+from models.heads import ROTATIONS
+from serving.bundle import INPUT_NAME, Bundle, BundleError, Graph, Manifest, graph_name, load_bundle, part_name
+from serving.runtime import CPU, Model, open_session
 
 WARM_UP, RUNS = 3, 15
+EXACT = "fp32"
+"""Every bundle has it, and its layers are those of all precisions."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One task's share of the graph."""
+    """One task's share of a bundle; bytes and milliseconds by precision."""
 
     labels: tuple[str, ...]
     units: tuple[int, ...]
     macs: int
-    stored_bytes: int
-    milliseconds: float
+    """For one image in all its rotations."""
+    stored_bytes: dict[str, int]
+    milliseconds: dict[str, float]
+    unchanged: bool
 
 
-def inspect(bundle: Bundle) -> list[Part]:
-    """Measure every task's part of a bundle's graph; a latency is the median for one image on this machine's CPU."""
-    model = shape_inference.infer_shapes(onnx.load_from_string(bundle.graph), data_prop=True)
-    _settle_batch(model)
-    model = shape_inference.infer_shapes(model, data_prop=True)
-    return [_part(bundle, model, task) for task in range(len(bundle.manifest.tasks))]
+class Inspection(NamedTuple):
+    """Every task's part, and the milliseconds that one image takes in all of them together, by precision."""
+
+    parts: list[Part]
+    milliseconds: dict[str, float]
 
 
-def _part(bundle: Bundle, model: onnx.ModelProto, task: int) -> Part:
-    own = f"task{task}/"
-    extractor = Extractor(model)
-    alone = extractor.extract_model([INPUT_NAME], [f"{own}head/ensemble/ReduceMean", f"{own}distance/mean/ReduceMean"])
+class _Layer(NamedTuple):
+    """A convolution or a linear layer of one task, on one view of an image."""
+
+    units: int
+    macs: int
+    aligns: bool
+    """Whether it only picks channels, for a sum."""
+
+
+def inspect(bundle: Bundle) -> Inspection:
+    """Measure a bundle; latencies are medians for one image on this machine's CPU."""
+    manifest, one = bundle.manifest, np.ascontiguousarray(bundle.golden.pixels[:1])
+    tasks, latencies = range(len(manifest.tasks)), {}
+    layers: list[list[_Layer]] = []
+    alone: dict[str, list[float]] = {}
+    for precision in manifest.precisions:
+        model = Model.load(bundle.path, provider="cpu", precision=precision)
+        latencies[precision] = _latency(model.session, one)
+        del model
+        shapes = _without_weights(bundle, precision)
+        if precision == EXACT:
+            layers = [list(_layers(shapes, task)) for task in tasks]
+        alone[precision] = [_task_latency(bundle, shapes, task, one) for task in tasks]
+    parts = [_part(manifest, task, layers[task], {key: each[task] for key, each in alone.items()}) for task in tasks]
+    return Inspection(parts, latencies)
+
+
+def _part(manifest: Manifest, task: int, layers: list[_Layer], milliseconds: dict[str, float]) -> Part:
+    info = manifest.tasks[task]
+    owned = {precision: manifest.files.get(part_name(f"task{task}", precision)) for precision in manifest.precisions}
     return Part(
-        labels=bundle.manifest.tasks[task].labels,
-        units=tuple(rows for rows, _ in _layers(model, own)),
-        macs=sum(macs for _, macs in _layers(model, own)),
-        stored_bytes=sum(len(c.raw_data) for c in model.graph.initializer if c.name.startswith(own)),
-        milliseconds=_latency(alone, bundle),
+        labels=info.labels,
+        units=tuple(layer.units for layer in layers if not layer.aligns),
+        macs=ROTATIONS * sum(layer.macs for layer in layers),
+        stored_bytes={precision: file.size if file else 0 for precision, file in owned.items()},
+        milliseconds=milliseconds,
+        unchanged=info.unchanged,
     )
 
 
-def _settle_batch(model: onnx.ModelProto) -> None:
-    """One image, so that every shape in the graph is a number."""
+def _without_weights(bundle: Bundle, precision: str) -> onnx.ModelProto:
+    """A graph with the shapes of everything in it for one image; the weights stay in their files."""
+    model = onnx.load(bundle.path / graph_name(precision), load_external_data=False)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     del model.graph.value_info[:]
+    return shape_inference.infer_shapes(model, data_prop=True)
 
 
-def _layers(model: onnx.ModelProto, own: str) -> Iterator[tuple[int, int]]:
-    """Units and multiplications of a task's convolutions and linear layers, all four rotations together."""
+def _layers(model: onnx.ModelProto, task: int) -> Iterator[_Layer]:
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.value_info
     }
     shapes |= {constant.name: list(constant.dims) for constant in model.graph.initializer}
+    # With a cascade, the layers stand a second time in a branch, for the other rotations: those are not looked at.
     for node in model.graph.node:
-        if node.op_type in ("Conv", "Gemm") and node.name.startswith(f"{own}body/"):
+        if node.op_type in ("Conv", "Gemm") and node.name.startswith(f"task{task}/body/"):
             weight, made = shapes[node.input[1]], shapes[node.output[0]]
-            positions = math.prod(made) // weight[0]
-            yield weight[0], positions * math.prod(weight)
+            aligns = f"{node.name.removesuffix('/Conv')}/index" in shapes
+            yield _Layer(weight[0], math.prod(made[2:]) * math.prod(weight), aligns)
 
 
-def _latency(model: onnx.ModelProto, bundle: Bundle) -> float:
-    session = open_session(model.SerializeToString())
-    pixels = np.ascontiguousarray(bundle.golden.pixels[:1])
+def _task_latency(bundle: Bundle, model: onnx.ModelProto, task: int, one: NDArray[np.uint8]) -> float:
+    """What one image takes in all its rotations in a task's sub-network alone."""
+    own = f"task{task}/"
+    if bundle.manifest.cascade.candidates is None:
+        outputs, pixels = [f"{own}head/ensemble/ReduceMean", f"{own}distance/mean/ReduceMean"], one
+    else:
+        # This part sees upright images only; so many of them are as much work as the rotations of one.
+        outputs, pixels = [f"{own}upright/{number}/Squeeze" for number in range(2)], one.repeat(ROTATIONS, axis=0)
+    alone = Extractor(model).extract_model([INPUT_NAME], outputs)
+    _free_shapes(alone)
+    files = {ExternalDataInfo(tensor).location for tensor in alone.graph.initializer if uses_external_data(tensor)}
+    graph = Graph(alone.SerializeToString(), {name: (bundle.path / name).read_bytes() for name in sorted(files)})
+    return _latency(open_session(graph, quiet_options(), [CPU]), pixels)
+
+
+def _free_shapes(model: onnx.ModelProto) -> None:
+    """Let the batch have any size again."""
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def _latency(session: ort.InferenceSession, pixels: NDArray[np.uint8]) -> float:
     seconds = []
     for number in range(WARM_UP + RUNS):
         started = time.perf_counter()
@@ -87,34 +147,92 @@ def _latency(model: onnx.ModelProto, bundle: Bundle) -> float:
     return 1000 * statistics.median(seconds)
 
 
-def show(bundle: Bundle, parts: list[Part]) -> None:
-    """Print a bundle's tasks and what was verified when it was written."""
+def show(bundle: Bundle, found: Inspection) -> None:
+    """Print a bundle's tasks, its precisions, and what was verified when it was written."""
     manifest, console = bundle.manifest, Console()
     size = sum(info.size for info in manifest.files.values())
     console.print(
         f"{manifest.name} version {manifest.version}, {manifest.created}, {size / 1e6:.2f} MB", highlight=False
     )
-    table = Table()
-    for column in ("task", "classes", "live units a layer"):
-        table.add_column(column)
-    for column in ("M MACs an image", "kB stored", "ms alone (CPU)"):
-        table.add_column(column, justify="right")
+    unchanged = sum(task.unchanged for task in manifest.tasks)
+    console.print(
+        "goes on from no other version"
+        if manifest.before is None
+        else f"goes on from version {manifest.before}: {unchanged} of {len(manifest.tasks)} tasks are unchanged",
+        highlight=False,
+    )
+    console.print(_cascade(manifest), highlight=False)
+    console.print(_tasks(found.parts))
+    console.print(_costs(manifest, found))
+    console.print(_verification(manifest))
+
+
+def _cascade(manifest: Manifest) -> str:
+    cascade, tasks = manifest.cascade, len(manifest.tasks)
+    if cascade.candidates is None:
+        said = f"no cascade: every task sees an image in all rotations, {ROTATIONS * tasks} views"
+    else:
+        views = tasks + (ROTATIONS - 1) * cascade.candidates
+        said = (
+            f"cascade: {cascade.candidates} of {tasks} tasks see an image in all rotations, "
+            f"{views} views instead of {ROTATIONS * tasks}"
+        )
+    if cascade.agreement is None:
+        return said
+    return f"{said}; {cascade.agreement:.2%} of {cascade.images} validation images are answered as without"
+
+
+def _tasks(parts: list[Part]) -> Table:
+    table = _table("tasks", ("task", "classes", "live units a layer"), ("M MACs an image", "unchanged"))
     for number, part in enumerate(parts):
         table.add_row(
             str(number),
             ", ".join(part.labels[:6]) + (", ..." if len(part.labels) > 6 else ""),
             " ".join(map(str, part.units)),
             f"{part.macs / 1e6:.2f}",
-            f"{part.stored_bytes / 1e3:.1f}",
-            f"{part.milliseconds:.2f}",
+            "yes" if part.unchanged else "no",
         )
-    console.print(table)
-    checks = Table(title="verified when it was written")
-    checks.add_column("what")
-    checks.add_column("value", justify="right")
-    for name, value in manifest.verification.items():
-        checks.add_row(name.replace("_", " "), f"{value:.3g}")
-    console.print(checks)
+    return table
+
+
+def _costs(manifest: Manifest, found: Inspection) -> Table:
+    """What is stored, and how long one image takes: in each task alone, and in all of them with the decision."""
+    precisions = manifest.precisions
+    columns = [f"{unit} {precision}" for unit in ("kB", "ms") for precision in precisions]
+    table = _table("size, and latency of one image on this machine's CPU", ("part",), columns)
+    blank = [""] * len(precisions)
+    for number, part in enumerate(found.parts):
+        sizes = [_kilobytes(part.stored_bytes[precision]) for precision in precisions]
+        table.add_row(f"task {number}", *sizes, *(f"{part.milliseconds[precision]:.2f}" for precision in precisions))
+    for name, file_of in (("shared weights", partial(part_name, SHARED)), ("graph", graph_name)):
+        files = [manifest.files.get(file_of(precision)) for precision in precisions]
+        table.add_row(name, *(_kilobytes(file.size if file else 0) for file in files), *blank)
+    every = [[info.size for name, info in manifest.files.items() if f".{key}." in name] for key in precisions]
+    whole = [f"{found.milliseconds[precision]:.2f}" for precision in precisions]
+    table.add_row("all", *(_kilobytes(sum(sizes)) for sizes in every), *whole)
+    return table
+
+
+def _kilobytes(size: int) -> str:
+    return f"{size / 1e3:.1f}"
+
+
+def _verification(manifest: Manifest) -> Table:
+    table = _table("verified when it was written", ("what",), manifest.precisions)
+    checked = manifest.verification
+    for name in dict.fromkeys(name for values in checked.values() for name in values):
+        values = [checked.get(precision, {}).get(name) for precision in manifest.precisions]
+        table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in values))
+    return table
+
+
+def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
+    return table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -123,10 +241,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         bundle = load_bundle(chosen.bundle)
+        show(bundle, inspect(bundle))
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(bundle, inspect(bundle))
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Parity: the exported graph says what the network with its masks says, or there is no bundle.
+"""Parity: the exported graphs say what the network with its masks says, or there is no bundle.
 
-`python -m export.verify BUNDLE` checks a bundle again later: checksums, format and golden answers.
+`python -m export.verify BUNDLE` checks a bundle again later: checksums, format and golden answers of every precision.
 """
 
 from __future__ import annotations
@@ -13,18 +13,27 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 
+from export.cascade import cascaded, rotated_outputs
+from export.evidence import Evidence
 from models.network import Network
-from serving.bundle import INPUT_NAME, BundleError, ImageSpec
-from serving.decision import OUTPUT_NAMES, Outputs, Rule, decide
-from serving.runtime import Model
-from training.evaluate import all_outputs
+from serving.bundle import INPUT_NAME, BundleError, Graph, ImageSpec, graph_name, load_bundle
+from serving.decision import FEATURES, OUTPUT_NAMES, Outputs, Rule, complete, decide
+from serving.runtime import CPU, Model
+from serving.runtime import open_session as open_graph
 
 BATCHES = (1, 7)
 ALLOWED = 1e-4
 """Largest allowed |difference| / (1 + |value|) of any output."""
+AGREEING = {"label_agreement": 0.99, "unknown_agreement": 0.97}
+"""The share of answers that a coarser precision must leave as they are.
+
+Less for "unknown": the images that are compared are those that set the threshold, so some of them lie right on it.
+"""
+AUROC_CHANGE = 0.01
+RUN_AT_ONCE = 64
 
 
 class ParityError(Exception):
@@ -48,33 +57,47 @@ def synthetic_images(image: ImageSpec, count: int) -> NDArray[np.uint8]:
     return images
 
 
-def open_session(graph: bytes) -> ort.InferenceSession:
+def open_session(folder: Path, precision: str) -> ort.InferenceSession:
+    """A session on the CPU for a graph that was just written."""
+    parts = {path.name: path.read_bytes() for path in folder.glob(f"*.{precision}.bin")}
+    return open_graph(Graph((folder / graph_name(precision)).read_bytes(), parts), quiet_options(), [CPU])
+
+
+def quiet_options() -> ort.SessionOptions:
+    """For a session that a person waits for: as fast as it can be, and no word but errors."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return options
 
 
-def run_graph(session: ort.InferenceSession, pixels: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    return dict(zip(OUTPUT_NAMES, session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels}), strict=True))
+def run_graph(session: ort.InferenceSession, pixels: NDArray[np.uint8], size: int = RUN_AT_ONCE) -> dict[str, Any]:
+    """All outputs, so many images at a time."""
+    names = [*OUTPUT_NAMES, FEATURES]
+    parts = [session.run(names, {INPUT_NAME: pixels[start : start + size]}) for start in range(0, len(pixels), size)]
+    return {name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)}
 
 
-def verify(network: Network, rule: Rule, graph: bytes, pixels: NDArray[np.uint8]) -> dict[str, float]:
-    """Compare network and graph at several batch sizes; the largest differences, or a ParityError."""
-    session = open_session(graph)
-    expected = all_outputs(network, pixels, torch.device("cpu"))
+def verify(
+    network: Network, rule: Rule, session: ort.InferenceSession, pixels: NDArray[np.uint8], candidates: int | None
+) -> dict[str, float]:
+    """Compare network and fp32 graph at several batch sizes; the largest differences, or a ParityError."""
+    expected = complete(cascaded(rotated_outputs(network, pixels), rule, candidates), rule)
     result: dict[str, float] = {"images": float(len(pixels)), "allowed": ALLOWED}
     for size in BATCHES:
-        parts = [run_graph(session, pixels[start : start + size]) for start in range(0, len(pixels), size)]
-        got = {name: np.concatenate([part[name] for part in parts]) for name in OUTPUT_NAMES}
+        got = run_graph(session, pixels, size)
         for name in OUTPUT_NAMES:
             result[f"{name}_difference_batch_{size}"] = _largest_difference(name, size, expected, got, rule)
-        _compare_labels(size, expected, got, rule)
+        wanted, found = decide(expected, rule).class_id, decide(got, rule).class_id
+        if differing := int((wanted != found).sum()):
+            raise ParityError(f"batch {size}: {differing} of {len(wanted)} labels differ between network and graph")
+        result[f"label_agreement_batch_{size}"] = 1.0
     return result
 
 
 def _largest_difference(name: str, size: int, expected: Outputs, got: Mapping[str, NDArray[Any]], rule: Rule) -> float:
     difference = np.abs(got[name] - expected[name]) / (1 + np.abs(expected[name]))
-    for task, own in enumerate(rule.columns):
+    columns = rule.columns if expected[name].shape[1] == len(rule.task_of_class) else range(len(rule.tasks))
+    for task, own in enumerate(columns):
         # Written so that a NaN fails it too.
         if not (worst := float(difference[:, own].max())) <= ALLOWED:
             raise ParityError(
@@ -83,10 +106,30 @@ def _largest_difference(name: str, size: int, expected: Outputs, got: Mapping[st
     return float(difference.max())
 
 
-def _compare_labels(size: int, expected: Outputs, got: Outputs, rule: Rule) -> None:
-    wanted, found = decide(expected, rule).class_id, decide(got, rule).class_id
-    if differing := int((wanted != found).sum()):
-        raise ParityError(f"batch {size}: {differing} of {len(wanted)} labels differ between network and graph")
+def verify_precision(precision: str, exact: Outputs, got: Outputs, rule: Rule, evidence: Evidence) -> dict[str, float]:
+    """Compare a coarser graph with the fp32 one on validation images; what was measured, or a ParityError."""
+    wanted, found = decide(exact, rule), decide(got, rule)
+    result = {
+        "images": float(len(evidence)),
+        "label_agreement": float((wanted.class_id == found.class_id).mean()),
+        "unknown_agreement": float((wanted.known == found.known).mean()),
+        "known_accepted": float(found.known.mean()),
+        "known_accepted_fp32": float(wanted.known.mean()),
+    }
+    for name, least in AGREEING.items():
+        if not result[name] >= least:
+            raise ParityError(f"{precision}: {name.replace('_', ' ')} with fp32 is {result[name]:.2%} < {least:.0%}")
+    changes = [
+        roc_auc_score(evidence.tasks != task, found.task_unknown_score[:, task])
+        - roc_auc_score(evidence.tasks != task, wanted.task_unknown_score[:, task])
+        for task in np.unique(evidence.tasks)
+        if (evidence.tasks != task).any()
+    ]
+    if changes:
+        result["task_auroc_change"] = float(np.mean(changes))
+        if not abs(result["task_auroc_change"]) <= AUROC_CHANGE:
+            raise ParityError(f"{precision}: mean task AUROC changes by {np.mean(changes):.4f}; allowed {AUROC_CHANGE}")
+    return result
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,15 +137,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     chosen = parser.parse_args(arguments)
     try:
-        model = Model.load(chosen.bundle, provider="cpu")
-        model.self_test()
+        bundle = load_bundle(chosen.bundle)
+        bundle.check()
+        for precision in bundle.manifest.precisions:
+            Model.load(chosen.bundle, provider="cpu", precision=precision).self_test()
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    files, images = len(model.manifest.files), len(model.bundle.golden.pixels)
+    manifest = bundle.manifest
     print(
-        f"{chosen.bundle}: {model.manifest.name} version {model.manifest.version}: "
-        f"{files} checksums and {images} golden answers are right"
+        f"{chosen.bundle}: {manifest.name} version {manifest.version}: {len(manifest.files)} checksums and "
+        f"{len(bundle.golden.pixels)} golden answers in {', '.join(manifest.precisions)} are right"
     )
     return 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from serving.bundle import MANIFEST
@@ -21,25 +22,29 @@ def check_target(folder: Path) -> None:
         raise WriteError(f"{folder} exists and is not a bundle: choose another --out or remove it")
 
 
-def write_directory(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files beside the target, then move them into place; an older bundle there is replaced."""
-    check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def fresh_directory(parent: Path, name: str) -> Iterator[Path]:
+    """A hidden folder to write in; what is still there when the block ends is removed."""
+    parent.mkdir(parents=True, exist_ok=True)
     # In the same parent, so that moving it is one rename and never a copy.
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
     try:
         fresh.chmod(0o755)
-        for name, content in files.items():
-            with (fresh / name).open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        _move_into_place(fresh, folder)
+        yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _move_into_place(fresh: Path, folder: Path) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def move_into_place(fresh: Path, folder: Path) -> None:
+    """Make a folder with all its files lasting, then put it where it belongs; an older bundle there is replaced."""
+    check_target(folder)
+    for path in (*fresh.iterdir(), fresh):
+        _sync(path)
     if not folder.exists():
         os.rename(fresh, folder)
         return
@@ -51,3 +56,11 @@ def _move_into_place(fresh: Path, folder: Path) -> None:
         if not folder.exists():
             os.rename(older / folder.name, folder)
         shutil.rmtree(older, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -83,6 +83,7 @@ class Align(nn.Module):
         position = {int(unit): place for place, unit in enumerate(before.live(task))}
         # One past the last channel: the zeros that forward appends.
         index = [position.get(int(unit), len(position)) for unit in after.live(task)]
+        self.channels = len(position)
         self.missing = len(position) in index
         self.identity = index == list(range(len(position)))
         self.register_buffer("index", torch.tensor(index))

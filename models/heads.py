@@ -40,8 +40,11 @@ class RotationHead(nn.Module):
 
     def ensemble(self, features: Tensor) -> Tensor:
         """[4, n, features] of n images' rotations -> [n, classes], their mean logit, calibrated."""
-        logits = torch.bmm(features, self.weight) + self.bias
-        return logits.mean(dim=0) * self.scale + self.shift
+        return self.each_rotation(features).mean(dim=0)
+
+    def each_rotation(self, features: Tensor) -> Tensor:
+        """[4, n, features] -> [4, n, classes], the calibrated logits of each rotation."""
+        return (torch.bmm(features, self.weight) + self.bias) * self.scale + self.shift
 
     def live_part(self, live: Tensor) -> RotationHead:
         """The same head on the features that the task uses; the others are zero and say nothing."""

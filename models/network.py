@@ -12,6 +12,7 @@ from models.convnet import convnet
 from models.distance import ClassDistances
 from models.heads import ROTATIONS, Projection, RotationHead
 from models.mechanism import make_mechanism
+from models.ranges import ActivationRanges
 from models.resnet import resnet18
 from models.task_layer import TaskLayer
 from models.unit_mask import UnitMask, Units, Wires
@@ -74,6 +75,7 @@ class Network(nn.Module):
         self.masks = make.masks
         self.heads = nn.ModuleList()
         self.distances = nn.ModuleList()
+        self.ranges = nn.ModuleList()
         self._selection = make.selection
 
     def add_task(self, classes: int) -> int:
@@ -83,6 +85,7 @@ class Network(nn.Module):
         device = next(self.parameters()).device
         self.heads.append(RotationHead(self.wires.after.channels, classes).to(device))
         self.distances.append(ClassDistances(classes).to(device))
+        self.ranges.append(ActivationRanges().to(device))
         return len(self.heads) - 1
 
     def finish(self, task: int) -> None:
@@ -93,8 +96,16 @@ class Network(nn.Module):
     def features(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
         """[n, channels, height, width] in [0, 1] -> [n, features]; `sharpness` only while the task is learned."""
         self._selection.task, self._selection.sharpness = task, sharpness
-        features: Tensor = self.body((images - self.config.mean) / self.config.std)
+        features: Tensor = self.body(self.normalised(images))
         return features
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] as the body takes them."""
+        return (images - self.config.mean) / self.config.std
+
+    def baked_body(self, task: int) -> nn.Sequential:
+        """The body as plain layers on the channels that a finished task uses."""
+        return nn.Sequential(*[stage.bake(task) for stage in self.body]).eval()  # type: ignore[operator]
 
     def project(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
         """Unit vectors for the contrastive loss."""
@@ -115,6 +126,11 @@ class Network(nn.Module):
         distance = self.distances[task]
         assert isinstance(distance, ClassDistances)
         return distance
+
+    def activation_ranges(self, task: int) -> ActivationRanges:
+        ranges = self.ranges[task]
+        assert isinstance(ranges, ActivationRanges)
+        return ranges
 
     def head(self, task: int) -> RotationHead:
         head = self.heads[task]

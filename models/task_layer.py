@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 @dataclass
@@ -37,10 +35,3 @@ class TaskLayer(nn.Module):
 
     def finish(self, task: int) -> None:
         """The task is learned: fix what it uses."""
-
-
-def convolve(images: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    """A convolution with the channels last in memory: faster on the CPU and on a GPU, and what follows keeps it."""
-    # A clone, because torch takes weights of one channel for "contiguous" both ways and would leave them as they are.
-    weight = weight.clone(memory_format=torch.channels_last)
-    return functional.conv2d(images, weight, bias, stride, padding)

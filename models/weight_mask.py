@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.task_layer import Selection, TaskLayer, convolve
+from models.task_layer import Selection, TaskLayer
 from models.unit_mask import Units, Wires
 
 
@@ -113,7 +113,7 @@ class MaskedConv2d(_Masked):
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:
-        return convolve(images, self.effective_weight(), None, self.stride, self.padding)
+        return functional.conv2d(images, self.effective_weight(), None, self.stride, self.padding)
 
 
 class MaskedLinear(_Masked):

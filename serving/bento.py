@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from _bentoml_sdk import IODescriptor, Service
+from bentoml._internal.configuration.containers import BentoMLContainer
 from starlette.requests import Request
 from starlette.types import ASGIApp
+
+
+def home() -> Path:
+    """BENTOML_HOME, which a server may write to."""
+    return Path(BentoMLContainer.bentoml_home.get())
 
 
 class WholeRequest(IODescriptor):

@@ -1,9 +1,11 @@
 """The bundle: a directory that holds everything an answer needs, and proves it.
 
-    manifest.json   what is inside, with the sha256 of every other file
-    rule.json       the decision rule's numbers
-    model.onnx      8-bit pixels in, the rule's inputs out
-    golden.npz      a few images with the outputs that they must give
+    manifest.json     what is inside, with the sha256 of every other file
+    rule.json         the decision rule's numbers
+    model.fp32.onnx   8-bit pixels in, what a decision reads out; one such graph for each precision
+    shared.fp32.bin   its weights that all tasks share, if there are any
+    task0.fp32.bin    its weights that are the first task's own, and so on: learning a task adds a file and changes none
+    golden.npz        a few images with the outputs that they must give in each precision
 
 The reader owns the format; the exporter writes through the same classes.
 """
@@ -25,9 +27,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from serving.decision import OUTPUT_NAMES, Rule, threshold
 
-FORMAT = 1
-MANIFEST, RULE, GRAPH, GOLDEN = "manifest.json", "rule.json", "model.onnx", "golden.npz"
+FORMAT = 2
+MANIFEST, RULE, GOLDEN = "manifest.json", "rule.json", "golden.npz"
 INPUT_NAME = "pixels"
+PRECISIONS = ("fp32", "int8", "fp16")
+
+
+def graph_name(precision: str) -> str:
+    return f"model.{precision}.onnx"
+
+
+def part_name(owner: str, precision: str) -> str:
+    """The file of weights that belong to `owner`: "task0", or "shared"."""
+    return f"{owner}.{precision}.bin"
 
 
 class BundleError(Exception):
@@ -68,6 +80,16 @@ class TaskInfo(_Part):
     first_class_id: int
     labels: tuple[str, ...] = Field(min_length=1)
     calibration: Calibration
+    parts: tuple[str, ...] = Field(description="the files that hold this task's weights")
+    unchanged: bool = Field(description="whether they are, to the byte, those of the bundle before this one")
+
+
+class Cascade(_Part):
+    """Whether all tasks see an image in every rotation, or only those that can still win."""
+
+    candidates: int | None = Field(description="how many tasks see the other rotations; null: all of them")
+    agreement: float | None = Field(description="share of validation images answered as by the full evaluation")
+    images: int = Field(description="how many validation images that was measured on")
 
 
 class FileInfo(_Part):
@@ -87,11 +109,14 @@ class Manifest(_Part):
     seed: int
     image: ImageSpec
     tasks: tuple[TaskInfo, ...] = Field(min_length=1)
+    before: str | None = Field(description="version of the bundle that this one goes on from")
+    precisions: tuple[str, ...] = Field(min_length=1)
+    cascade: Cascade
     alpha: float
     threshold: float
     metrics: dict[str, Any]
     versions: dict[str, str]
-    verification: dict[str, float]
+    verification: dict[str, dict[str, float]]
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
@@ -118,21 +143,45 @@ class Manifest(_Part):
 
 @dataclass(frozen=True)
 class Golden:
-    """Images and the outputs that the graph gave for them when it was exported."""
+    """Images and the outputs that each graph gave for them when it was exported."""
 
     pixels: NDArray[np.uint8]
-    outputs: dict[str, NDArray[np.float32]]
+    outputs: dict[str, dict[str, NDArray[np.float32]]]
+    """Precision -> output -> values."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with its weights, as onnxruntime takes them."""
+
+    model: bytes
+    parts: dict[str, bytes]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files were all read and checked."""
+    """A bundle whose manifest, rule and golden answers were read and checked; its graphs wait on the disk."""
 
     path: Path
     manifest: Manifest
     rule: Rule
-    graph: bytes
     golden: Golden
+
+    def graph(self, precision: str) -> Graph:
+        """Read one graph and check it, or say in a BundleError why it must not be served."""
+        if precision not in self.manifest.precisions:
+            raise BundleError(f"{self.path}: no {precision} in it; it has {', '.join(self.manifest.precisions)}")
+        model = self._read(graph_name(precision))
+        owned = [name for name in self.manifest.files if name.endswith(f".{precision}.bin")]
+        return Graph(model, {name: self._read(name) for name in owned})
+
+    def check(self) -> None:
+        """Read every file once, only to see that it is whole."""
+        for name in self.manifest.files:
+            self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        return _read_checked(self.path, self.manifest, name)
 
 
 def sha256(content: bytes) -> str:
@@ -140,30 +189,41 @@ def sha256(content: bytes) -> str:
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """The version: a digest of all that a manifest says, but for the version itself and the time of writing.
+    """The version: a digest of all that a manifest says but for itself, when it was written, and after which other one.
 
     The files' checksums are part of it, so equal versions mean equal answers, and an edited manifest is noticed.
     """
-    content = manifest.model_dump(mode="json", exclude={"version", "created"})
+    history: Any = {"version": True, "created": True, "before": True, "tasks": {"__all__": {"unchanged"}}}
+    content = manifest.model_dump(mode="json", exclude=history)
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
 
 
-def seal(rule: Rule, graph: bytes, golden: Golden, **said: Any) -> tuple[Manifest, dict[str, bytes]]:
-    """All files of a bundle; `said` is what its manifest says beyond what follows from them."""
-    arrays: dict[str, Any] = {INPUT_NAME: golden.pixels, **golden.outputs}
+def seal(rule: Rule, golden: Golden, graphs: Mapping[str, FileInfo], **said: Any) -> tuple[Manifest, dict[str, bytes]]:
+    """The small files of a bundle, whose large ones are `graphs`; `said` is what its manifest says beyond them."""
+    arrays: dict[str, Any] = {INPUT_NAME: golden.pixels}
+    for precision, outputs in golden.outputs.items():
+        arrays |= {f"{precision}.{name}": values for name, values in outputs.items()}
     stored = io.BytesIO()
     np.savez(stored, **arrays)
-    files = {RULE: rule.model_dump_json(indent=1).encode(), GRAPH: graph, GOLDEN: stored.getvalue()}
+    files = {RULE: rule.model_dump_json(indent=1).encode(), GOLDEN: stored.getvalue()}
+    described = {name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()}
     draft = Manifest(
         format=FORMAT,
         version="",
         alpha=rule.alpha,
         threshold=threshold(rule.alpha),
-        files={name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()},
+        precisions=tuple(golden.outputs),
+        files={**described, **graphs},
         **said,
     )
     manifest = draft.model_copy(update={"version": fingerprint(draft)})
     return manifest, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"}
+
+
+def describe_file(path: Path) -> FileInfo:
+    """Checksum and size of a file that may be large."""
+    with path.open("rb") as file:
+        return FileInfo(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -172,12 +232,11 @@ def load_bundle(path: str | Path) -> Bundle:
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such bundle directory; make one with `python -m export RUN --out {folder}`")
     manifest = _read_manifest(folder)
-    contents = {name: _read_checked(folder, name, info) for name, info in manifest.files.items()}
-    missing = [name for name in (RULE, GRAPH, GOLDEN) if name not in contents]
-    if missing:
+    needed = (RULE, GOLDEN, *(graph_name(precision) for precision in manifest.precisions))
+    if missing := [name for name in (*needed, *_parts(manifest)) if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
     try:
-        rule = Rule.model_validate_json(contents[RULE])
+        rule = Rule.model_validate_json(_read_checked(folder, manifest, RULE))
     except ValidationError as error:
         raise BundleError(f"{folder / RULE}: {_first(error)}") from error
     if (rule.alpha, threshold(rule.alpha)) != (manifest.alpha, manifest.threshold):
@@ -190,7 +249,11 @@ def load_bundle(path: str | Path) -> Bundle:
         raise BundleError(
             f"{folder / RULE}: tasks of {[task.classes for task in rule.tasks]} classes; the manifest has {sizes}"
         )
-    return Bundle(folder, manifest, rule, contents[GRAPH], _read_golden(folder, contents[GOLDEN], manifest.image))
+    return Bundle(folder, manifest, rule, _read_golden(folder, manifest))
+
+
+def _parts(manifest: Manifest) -> list[str]:
+    return [name for task in manifest.tasks for name in task.parts]
 
 
 def _read_manifest(folder: Path) -> Manifest:
@@ -213,8 +276,8 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _read_checked(folder: Path, name: str, info: FileInfo) -> bytes:
-    path = folder / name
+def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
+    path, info = folder / name, manifest.files[name]
     if Path(name).name != name:
         raise BundleError(f"{folder / MANIFEST}: file name {name!r} leaves the bundle")
     try:
@@ -229,11 +292,15 @@ def _read_checked(folder: Path, name: str, info: FileInfo) -> bytes:
     return content
 
 
-def _read_golden(folder: Path, content: bytes, image: ImageSpec) -> Golden:
+def _read_golden(folder: Path, manifest: Manifest) -> Golden:
+    content, image = _read_checked(folder, manifest, GOLDEN), manifest.image
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             pixels = stored[INPUT_NAME]
-            outputs = {name: stored[name] for name in OUTPUT_NAMES}
+            outputs = {
+                precision: {name: stored[f"{precision}.{name}"] for name in OUTPUT_NAMES}
+                for precision in manifest.precisions
+            }
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise BundleError(f"{folder / GOLDEN}: {error}") from error
     if pixels.dtype != np.uint8 or pixels.shape[1:] != image.shape or len(pixels) == 0:

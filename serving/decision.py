@@ -1,6 +1,6 @@
 """The one decision rule: from what the network says to a class, a task, or "unknown".
 
-Evaluation, the command line and the server all call `decide`, so the accuracy that was measured is the accuracy
+Evaluation, the command line and the server all decide here, so the accuracy that was measured is the accuracy
 that is served. Every row is decided alone: an answer never depends on its neighbours in a batch.
 
 For task k and image x a score s_k(x) says how foreign x is to the task (higher is more unknown). A task keeps the
@@ -27,8 +27,14 @@ Array = NDArray[np.floating[Any]]
 Outputs = Mapping[str, NDArray[Any]]
 Starts = NDArray[np.integer[Any]]
 
-OUTPUT_NAMES = ("logits", "distances")
-"""What the graph returns and the rule reads, each [batch, classes], a task's classes side by side."""
+NETWORK_NAMES = ("logits", "distances")
+"""What a network says of a batch: each [batch, classes], a task's classes side by side."""
+
+OUTPUT_NAMES = (*NETWORK_NAMES, "scores", "p_task", "p_within_task", "probability")
+"""What a decision reads and the graph returns: `scores` and `p_task` are [batch, tasks], the rest [batch, classes]."""
+
+FEATURES = "features"
+"""What the graph returns on demand: every task's standardised features of the image, [batch, features of all tasks]."""
 
 
 class Score(NamedTuple):
@@ -188,23 +194,30 @@ def threshold(alpha: float) -> float:
     return float(-np.log10(alpha))
 
 
-def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
-    """Decide every row of a batch; `given_task` asks for the answer within that task (TIL)."""
-    logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in OUTPUT_NAMES)
+def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
+    """All that a decision reads, from what the network says. The graph does the same in its last nodes."""
+    logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in NETWORK_NAMES)
     score = SCORES[rule.score]
     scores = score.of(logits, distances, rule.starts)
-    surprise = np.empty_like(scores)
+    p_task = _softmax(score.sharpness * (rule.centers - scores), _WHOLE_ROW)
+    p_within_task = _softmax(logits, rule.starts, rule.task_of_class)
+    probability = p_within_task * p_task[:, rule.task_of_class]
+    return dict(zip(OUTPUT_NAMES, (logits, distances, scores, p_task, p_within_task, probability), strict=True))
+
+
+def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
+    """Decide every row of a batch; `given_task` asks for the answer within that task (TIL)."""
+    scores, p_task, p_within_task, probability = (outputs[name] for name in OUTPUT_NAMES[len(NETWORK_NAMES) :])
+    surprise = np.empty(scores.shape)
     for number, task in enumerate(rule.tasks):
         surprise[:, number] = task.surprise(scores[:, number])
     if given_task is None:
-        p_task = _softmax(score.sharpness * (rule.centers - scores), _WHOLE_ROW)
         unknown_score = surprise.min(axis=1)
     else:
-        p_task = np.zeros_like(surprise)
-        p_task[:, given_task] = 1.0
         unknown_score = surprise[:, given_task]
-    p_within = _softmax(logits, rule.starts, rule.task_of_class)
-    probability = p_within * p_task[:, rule.task_of_class]
+        p_task = np.zeros_like(p_task)
+        p_task[:, given_task] = 1.0
+        probability = p_within_task * p_task[:, rule.task_of_class]
     class_id = probability.argmax(axis=1)
     level = rule.alpha if alpha is None else alpha
     return Verdicts(
@@ -215,9 +228,14 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
         unknown_score=unknown_score,
         task_unknown_score=surprise,
         p_task=p_task,
-        p_within_task=p_within,
+        p_within_task=p_within_task,
         probability=probability,
     )
+
+
+def judge(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
+    """Decide from what a network says, where no graph has completed it."""
+    return decide(complete(outputs, rule), rule, alpha=alpha, given_task=given_task)
 
 
 def _softmax(values: Array, starts: Starts, part: Starts | slice = slice(None)) -> Array:

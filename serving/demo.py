@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.bundle import load_bundle
@@ -23,12 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="holds bundle/ and samples/")
     parser.add_argument("--port", type=int, default=3000)
     chosen = parser.parse_args(arguments)
-    if _taken(chosen.port):
+    if taken(chosen.port):
         print(f"error: port {chosen.port} is taken; choose another one: make demo PORT=3001", file=sys.stderr)
         return 2
-    server = _start(chosen.run, chosen.port)
+    settings = {"OPENWORLD_BUNDLE": str((chosen.run / "bundle").resolve())}
+    server = start(chosen.run / "bentoml", chosen.port, settings)
     try:
-        if not _wait_until_ready(server, chosen.port):
+        if not wait_until_ready(server, chosen.port):
             print("error: the server did not become ready; its messages are above", file=sys.stderr)
             return 1
         print(_next_steps(chosen.run, chosen.port), flush=True)
@@ -36,20 +38,21 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        _stop(server)
+        stop(server)
 
 
-def _taken(port: int) -> bool:
+def taken(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _start(run: Path, port: int) -> subprocess.Popen[bytes]:
+def start(home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A server in a process of its own, with BentoML's files in `home`."""
     environment = {
-        "BENTOML_HOME": str((run / "bentoml").resolve()),
+        "BENTOML_HOME": str(home.resolve()),
         "BENTOML_DO_NOT_TRACK": "True",
         **os.environ,
-        "OPENWORLD_BUNDLE": str((run / "bundle").resolve()),
+        **settings,
     }
     Path(environment["BENTOML_HOME"]).mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "bentoml", "serve", "serving.service:OpenWorld", "--port", str(port)]
@@ -57,7 +60,8 @@ def _start(run: Path, port: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+def wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether it answers, before it ends or patience does."""
     deadline = time.monotonic() + PATIENCE
     while server.poll() is None and time.monotonic() < deadline:
         try:
@@ -81,7 +85,7 @@ def _next_steps(run: Path, port: int) -> str:
     return "\n".join([*lines, "", "Ctrl-C stops the server.", ""])
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def stop(server: subprocess.Popen[bytes]) -> None:
     """Let it finish what it accepted, then make sure that it is gone."""
     if server.poll() is None:
         server.send_signal(signal.SIGTERM)

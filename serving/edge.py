@@ -1,4 +1,4 @@
-"""The outermost layer of a worker: request ids, the API key, headers, one shape for every error, a line a request."""
+"""The outermost layer of a worker: request ids, keys, headers, one shape for every error, a line a request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from serving.logs import RequestLog
 from serving.meter import Meter
 from serving.predictions import REFUSED, REQUEST_ID, Reply
 from serving.schemas import SCHEMA, error_answer
-from serving.security import API_HEADERS, PAGE_HEADERS, check_key
+from serving.security import ADMIN_PATHS, API_HEADERS, PAGE_HEADERS, USER, check_admin, check_change, check_key
 from serving.settings import Settings
 
 PREDICTIONS = frozenset(("/predict", "/predict_many"))
 PROBES = frozenset(("/livez", "/readyz", "/healthz", "/metrics"))
-PAGES = PREDICTIONS | PROBES | {"/", "/docs", "/docs.json", "/model", "/schema.json", "/samples"}
+ADMIN = frozenset(("/admin/reload", "/admin/rollback", "/admin/status"))
+CHANGES = ("/label", "/known", "/junk", "/clear", "/move", "/merge")
+UNKNOWNS = frozenset(f"/unknowns{page}" for page in ("", "/groups", "/items", *CHANGES))
+PAGES = PREDICTIONS | PROBES | ADMIN | UNKNOWNS | {"/", "/docs", "/docs.json", "/model", "/schema.json", "/samples"}
 OTHER = "other"
 """What counts for every path that is not listed: paths are made up by callers."""
 
@@ -42,6 +45,7 @@ class Edge:
         self._app = app
         self._handlers = handlers
         self._key = settings.api_key
+        self._token = settings.admin_token
         self._meter = meter
         self._log = RequestLog(settings.log) if settings.access_log else None
 
@@ -55,6 +59,9 @@ class Edge:
         try:
             if self._key is not None and exchange.path in PREDICTIONS:
                 check_key(scope["headers"], self._key)
+            if exchange.path.startswith(ADMIN_PATHS):
+                scope[USER] = check_admin(scope["headers"], self._token)
+                check_change(exchange.method, scope["headers"])
             handler = self._handlers.get(exchange.path) if exchange.method == "POST" else None
             if handler is None:
                 await self._app(scope, receive, exchange.send)

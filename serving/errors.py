@@ -1,9 +1,11 @@
 """Why a request gets no answer.
 
     400  the request cannot be taken apart
-    401  no valid API key
-    404  no such page, or no such file (command line)
+    401  no valid API key, or no valid admin token
+    403  the admin parts are off, or another site's page asked for a change
+    404  no such page, no such item in the quarantine, or no such file (command line)
     405  the page takes another method
+    409  the workers cannot swap their bundle; no quarantine to label; a label that was learned already
     413  too many bytes, pixels or images
     415  not a kind of thing that is read here
     422  well-formed, but its content cannot be used
@@ -51,8 +53,29 @@ class UnauthorizedError(RequestError):
         return {"www-authenticate": "Bearer"}
 
 
+class AdminTokenError(UnauthorizedError):
+    @property
+    def headers(self) -> dict[str, str]:
+        # What makes a browser ask for it.
+        return {"www-authenticate": 'Basic realm="openworld"'}
+
+
+class AdminOffError(RequestError):
+    status, code = 403, "admin_off"
+
+
+class CrossSiteError(RequestError):
+    status, code = 403, "cross_site"
+
+
 class PageError(RequestError):
     status, code = 404, "not_found"
+
+
+class NoSuchItemError(RequestError):
+    """Neither an item nor a group of the quarantine has that number (any more)."""
+
+    status, code = 404, "no_such_item"
 
 
 class UnreadableFileError(RequestError):
@@ -61,6 +84,22 @@ class UnreadableFileError(RequestError):
 
 class MethodError(RequestError):
     status, code = 405, "method_not_allowed"
+
+
+class SwapError(RequestError):
+    """Nothing is wrong with the bundle itself."""
+
+    status, code = 409, "swap_failed"
+
+
+class QuarantineOffError(RequestError):
+    status, code = 409, "quarantine_off"
+
+
+class AlreadyLearnedError(RequestError):
+    """The label is in a model, and no longer to be changed."""
+
+    status, code = 409, "already_learned"
 
 
 class TooManyBytesError(RequestError):
@@ -95,6 +134,16 @@ class ParameterError(RequestError):
     status, code = 422, "bad_parameter"
 
 
+class BadLabelError(RequestError):
+    status, code = 422, "bad_label"
+
+
+class BundleRefusedError(RequestError):
+    """What was served goes on being served."""
+
+    status, code = 422, "bundle_refused"
+
+
 class ClientGoneError(RequestError):
     """Nobody is left to read the answer; the status is for the log alone."""
 
@@ -121,6 +170,16 @@ class BusyError(RequestError):
     @property
     def headers(self) -> dict[str, str]:
         return {"retry-after": str(self.retry_after)}
+
+
+class QuarantineAwayError(RequestError):
+    """Its database or the place of its images; predictions go on."""
+
+    status, code = 503, "quarantine_unavailable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": "5"}
 
 
 class DeadlineError(RequestError):

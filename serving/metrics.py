@@ -23,6 +23,8 @@ SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 SHARES = (0.0001, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+MODEL_INFO = "openworld_model_info"
+
 REQUESTS = Counter("openworld_requests", "Requests by page and status", ["endpoint", "status"])
 LATENCY = Histogram("openworld_request_seconds", "From a request's head to its answer", ["endpoint"], buckets=SECONDS)
 STAGES = Histogram("openworld_stage_seconds", "Seconds that an image spends in a stage", ["stage"], buckets=SECONDS)
@@ -34,9 +36,15 @@ DEPTH = Gauge("openworld_queue_depth", "Images taken in and not yet answered", m
 LIMIT = Gauge("openworld_queue_limit", "How many that may be, over all workers", multiprocess_mode="livesum")
 RECENT = Gauge("openworld_recent_answers", "Answers in the workers' sliding windows", multiprocess_mode="livesum")
 RECENT_UNKNOWN = Gauge("openworld_recent_unknown", "How many of them are unknown", multiprocess_mode="livesum")
-MODEL = Gauge(
-    "openworld_model_info", "What is served, and on what", ["name", "version", "provider"], multiprocess_mode="livemax"
-)
+SWAPS = Counter("openworld_swaps", "Bundles offered to all workers while they served, by outcome", ["outcome"])
+MODEL = Gauge(MODEL_INFO, "What is served, and on what", ["name", "version", "provider"], multiprocess_mode="livemax")
+KEPT = Counter("openworld_quarantine_kept", "Images written to the quarantine")
+COPIES = Counter("openworld_quarantine_copies", "Images that were there already, and were counted only")
+DROPPED = Counter("openworld_quarantine_dropped", "Images that were to be kept and are lost, by reason", ["reason"])
+FAILURES = Counter("openworld_quarantine_failures", "Attempts to write that failed, by what failed", ["part"])
+EVICTED = Counter("openworld_quarantine_evicted", "Images deleted because of a cap, by cap", ["cap"])
+HELD_ITEMS = Gauge("openworld_quarantine_items", "Images in the quarantine", multiprocess_mode="livemostrecent")
+HELD_BYTES = Gauge("openworld_quarantine_bytes", "What they take", multiprocess_mode="livemostrecent")
 
 
 class _Everything(Collector):
@@ -49,6 +57,9 @@ class _Everything(Collector):
         total: dict[str, float] = {}
         for family in self._workers.collect():
             total[family.name] = sum(sample.value for sample in family.samples)
+            if family.name == MODEL_INFO:
+                # A series cannot be taken back from the workers' files; what is no longer served is 0 there.
+                family.samples = [sample for sample in family.samples if sample.value]
             yield family
         ratio = GaugeMetricFamily("openworld_unknown_ratio", "Share of unknown in the workers' sliding windows")
         if answers := total.get("openworld_recent_answers"):
@@ -68,8 +79,10 @@ def forget_dead_workers() -> None:
     """A worker that was killed could not take back its share of the gauges."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         for pid in _pids(Path(folder).glob("gauge_live*.db")):
-            if not _alive(pid):
-                mark_process_dead(pid, folder)
+            # Another worker may be about the same.
+            with contextlib.suppress(FileNotFoundError):
+                if not _alive(pid):
+                    mark_process_dead(pid, folder)
 
 
 def _pids(files: Iterable[Path]) -> Iterator[int]:

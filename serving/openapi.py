@@ -6,18 +6,25 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from serving import openapi_parts as parts
 from serving.answer import DEFAULT_TOP
 from serving.errors import (
+    AdminOffError,
+    AdminTokenError,
     BrokenImageError,
+    BundleRefusedError,
     BusyError,
+    CrossSiteError,
     DeadlineError,
     ImageFormatError,
     MalformedRequestError,
+    MediaTypeError,
     MethodError,
     OutputError,
     ParameterError,
     RequestError,
     ServerError,
+    SwapError,
     TooManyBytesError,
     TooManyImagesError,
     TooManyPixelsError,
@@ -31,12 +38,14 @@ from serving.schemas import (
     ImageBody,
     ImagesBody,
     ModelDescription,
+    ServerStatus,
+    SwapAnswer,
     error_answer,
 )
+from serving.unknowns import document as unknowns
 
-_REF = "#/components/schemas/{model}"
+_MODELS = (Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription, ServerStatus, SwapAnswer)
 _FILE = {"type": "string", "format": "binary"}
-_REQUEST_ID = "5f2c9a7b1e604d83"
 _MEANINGS = {
     400: "the request cannot be taken apart",
     401: "no valid API key; asked for only where the server has one",
@@ -65,6 +74,26 @@ _EXAMPLES: list[RequestError] = [
 ]
 _EVERYWHERE = (405, 500)
 _PREDICTION = (400, 401, 405, 413, 415, 422, 500, 503, 504)
+_ADMIN_MEANINGS = {
+    401: "no valid admin token",
+    403: "the server has no admin token, or a page of another site asked",
+    405: "the page takes another method",
+    409: "the workers cannot swap: there is nothing to go back to, the shelf cannot be written, one did not follow",
+    415: "a body that is not JSON; none is needed",
+    422: "the bundle is refused, and what was served before serves on in every worker",
+    500: "the server failed",
+}
+_ADMIN_EXAMPLES: list[RequestError] = [
+    AdminTokenError("this part needs the admin token", got="none that is valid", allowed="authorization: Bearer TOKEN"),
+    AdminOffError("this part is off", got="no admin token in the server's settings", allowed="see its manual"),
+    CrossSiteError("asked for by another site", got="cross-site", allowed="the same site, or a program"),
+    MethodError("the page takes another method", got="PUT", allowed="POST"),
+    SwapError("nothing to roll back to", got="no previous bundle", allowed="one, from the last swap"),
+    MediaTypeError("body cannot be read", got="Content-Type text/plain", allowed="application/json, or no body"),
+    BundleRefusedError("worker 4711 refused the bundle", got="rule.json: corrupt", allowed="a bundle that is whole"),
+    ServerError("the server failed", got="status 500", allowed="see its log"),
+]
+_ADMIN, _SWAP = (401, 403, 405, 500), (401, 403, 405, 409, 415, 422, 500)
 
 
 def document() -> dict[str, Any]:
@@ -79,31 +108,26 @@ def document() -> dict[str, Any]:
         "paths": {
             "/predict": {"post": _predict()},
             "/predict_many": {"post": _predict_many()},
-            "/model": {
-                "get": _page("model", "What is being served", _json(ModelDescription, _example(ModelDescription)))
-            },
+            "/model": {"get": _page("model", "What is being served", parts.json(ModelDescription))},
             "/livez": {"get": _page("livez", "The process is alive", _text("an empty line"))},
             "/healthz": {"get": _page("healthz", "The same as /livez", _text("an empty line"))},
             "/readyz": {"get": _page("readyz", "The golden images gave the golden answers", _text("an empty line"))},
             "/metrics": {"get": _page("metrics", "Metrics of all workers", _text("Prometheus' text format"))},
+            "/admin/reload": {"post": _admin("reload", "Serve the bundle that is there now", SwapAnswer, _SWAP)},
+            "/admin/rollback": {"post": _admin("rollback", "Serve what was served before", SwapAnswer, _SWAP)},
+            "/admin/status": {"get": _admin("status", "What every worker serves", ServerStatus, _ADMIN)},
+            **unknowns.paths(),
         },
         "components": {
-            "schemas": _schemas(),
+            "schemas": {**parts.schemas(_MODELS), **unknowns.schemas()},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                "admin": {"type": "http", "scheme": "bearer", "description": "the admin token"},
+                "admin_page": {"type": "http", "scheme": "basic", "description": "any name, the admin token"},
             },
         },
     }
-
-
-def _schemas() -> dict[str, Any]:
-    schemas: dict[str, Any] = {}
-    for model in (Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription):
-        schema = model.model_json_schema(ref_template=_REF, mode="serialization")
-        schemas.update(schema.pop("$defs", {}))
-        schemas[model.__name__] = schema
-    return schemas
 
 
 def _predict() -> dict[str, Any]:
@@ -120,16 +144,16 @@ def _predict() -> dict[str, Any]:
                 "multipart/form-data": {"schema": form},
                 "image/*": {"schema": _FILE},
                 "application/octet-stream": {"schema": _FILE},
-                "application/json": {"schema": _reference(ImageBody), "example": _example(ImageBody)},
+                "application/json": {"schema": parts.reference(ImageBody), "example": parts.example(ImageBody)},
             },
         },
-        "responses": {"200": _json(Answer, _example(Answer)), **_errors(_PREDICTION)},
+        "responses": {"200": parts.json(Answer), **_errors(_PREDICTION)},
     }
 
 
 def _predict_many() -> dict[str, Any]:
     form = {"type": "object", "properties": {"images": {"type": "array", "items": _FILE}}, "required": ["images"]}
-    bad = error_answer(_of_status(422)[0]).model_dump(mode="json", exclude_none=True)
+    bad = error_answer(parts.of_status(422, _EXAMPLES)[0]).model_dump(mode="json", exclude_none=True)
     return {
         "operationId": "predict_many",
         "summary": "What each of several images shows; a bad one spoils only its own answer",
@@ -140,10 +164,10 @@ def _predict_many() -> dict[str, Any]:
             "description": "PNG, JPEG, WebP or BMP images, each told by its content; answered in order.",
             "content": {
                 "multipart/form-data": {"schema": form},
-                "application/json": {"schema": _reference(ImagesBody), "example": _example(ImagesBody)},
+                "application/json": {"schema": parts.reference(ImagesBody), "example": parts.example(ImagesBody)},
             },
         },
-        "responses": {"200": _json(Answers, {"answers": [_example(Answer), bad]}), **_errors(_PREDICTION)},
+        "responses": {"200": parts.json(Answers, {"answers": [parts.example(Answer), bad]}), **_errors(_PREDICTION)},
     }
 
 
@@ -154,80 +178,40 @@ _SECURITY: list[dict[str, list[str]]] = [{}, {"bearer": []}, {"key": []}]
 def _parameters() -> list[dict[str, Any]]:
     share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
     return [
-        _parameter("task", {"type": "integer", "minimum": 0}, "answer within this task", 2),
-        _parameter("alpha", share, "share of known images that may be called unknown; the model's by default", 0.05),
-        _parameter("top", {"type": "integer", "minimum": 1, "default": DEFAULT_TOP}, "how many classes to list", 3),
+        parts.parameter("task", {"type": "integer", "minimum": 0}, "answer within this task", 2),
+        parts.parameter(
+            "alpha", share, "share of known images that may be called unknown; the model's by default", 0.05
+        ),
+        parts.parameter(
+            "top", {"type": "integer", "minimum": 1, "default": DEFAULT_TOP}, "how many classes to list", 3
+        ),
         {
             "name": "x-request-id",
             "in": "header",
             "required": False,
             "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"},
             "description": "comes back in the response and stands in the log; made up where it is not given",
-            "example": _REQUEST_ID,
+            "example": parts.REQUEST_ID,
         },
     ]
-
-
-def _parameter(name: str, schema: dict[str, Any], description: str, example: float) -> dict[str, Any]:
-    given = {"name": name, "in": "query", "required": False, "schema": schema}
-    return {**given, "description": description, "example": example}
 
 
 def _page(name: str, summary: str, response: dict[str, Any]) -> dict[str, Any]:
     return {"operationId": name, "summary": summary, "responses": {"200": response, **_errors(_EVERYWHERE)}}
 
 
-def _errors(statuses: tuple[int, ...]) -> dict[str, Any]:
-    return {str(status): _error(status) for status in statuses}
-
-
-def _error(status: int) -> dict[str, Any]:
-    examples = {
-        error.code: {"value": error_answer(error, _REQUEST_ID).model_dump(mode="json")} for error in _of_status(status)
-    }
-    headers = _headers()
-    for error in _of_status(status):
-        headers.update({name: _header("string", value) for name, value in error.headers.items()})
-    content = {"application/json": {"schema": _reference(ErrorAnswer), "examples": examples}}
-    return {"description": _MEANINGS[status], "headers": headers, "content": content}
-
-
-def _of_status(status: int) -> list[RequestError]:
-    return [error for error in _EXAMPLES if error.status == status]
-
-
-def _json(model: type[BaseModel], example: Any) -> dict[str, Any]:
-    content = {"application/json": {"schema": _reference(model), "example": example}}
-    return {"description": model.__doc__ or model.__name__, "headers": _headers(), "content": content}
-
-
 def _text(description: str) -> dict[str, Any]:
+    return parts.file(description, "text/plain")
+
+
+def _admin(name: str, summary: str, answer: type[BaseModel], statuses: tuple[int, ...]) -> dict[str, Any]:
     return {
-        "description": description,
-        "headers": _headers(),
-        "content": {"text/plain": {"schema": {"type": "string"}}},
+        "operationId": name,
+        "summary": summary,
+        "security": parts.ADMIN_ONLY,
+        "responses": {"200": parts.json(answer), **parts.errors(statuses, _ADMIN_MEANINGS, _ADMIN_EXAMPLES)},
     }
 
 
-def _headers() -> dict[str, Any]:
-    return {"x-request-id": _header("string", _REQUEST_ID), "x-openworld-schema": _header("integer", SCHEMA)}
-
-
-def _header(kind: str, example: Any) -> dict[str, Any]:
-    return {"schema": {"type": kind}, "example": example}
-
-
-def _reference(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _REF.format(model=model.__name__)}
-
-
-def _example(model: type[BaseModel]) -> dict[str, Any]:
-    """What the fields' own examples make together."""
-    return {field.alias or name: _value(field) for name, field in model.model_fields.items()}
-
-
-def _value(field: Any) -> Any:
-    if field.examples:
-        return field.examples[0]
-    inner = getattr(field.annotation, "__args__", None)
-    return [_example(inner[0])] if inner else _example(field.annotation)
+def _errors(statuses: tuple[int, ...]) -> dict[str, Any]:
+    return parts.errors(statuses, _MEANINGS, _EXAMPLES)

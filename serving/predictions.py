@@ -15,6 +15,7 @@ from serving.meter import Meter
 from serving.patience import Watch
 from serving.queue import InferenceQueue
 from serving.schemas import error_answer
+from serving.served import Served
 from serving.settings import Settings
 from serving.upload import Upload, limit_for_many, limit_for_one, read_body, read_question
 
@@ -37,7 +38,6 @@ class Predictions:
         self._queue = queue
         self._meter = meter
         self._settings = settings
-        self._default = read_question(queue.model, b"")
 
     async def one(self, scope: Scope, receive: Receive) -> Reply:
         """Say what an image shows, or that it is unknown."""
@@ -61,10 +61,11 @@ class Predictions:
         return Reply(refused.status, error_answer(refused, scope.get(REQUEST_ID)).model_dump_json(), refused.headers)
 
     async def _one(self, scope: Scope, receive: Receive) -> str:
-        question = self._question(scope)
+        served = self._queue.served
+        question = _question(scope, served)
         with self._queue.admitted():
             upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes)
-            done = self._queue.ask(upload.image, question)
+            done = self._queue.ask(upload.image, question, served)
             with Watch(receive, [done]) as watch:
                 try:
                     return await done
@@ -74,16 +75,19 @@ class Predictions:
                     raise
 
     async def _many(self, scope: Scope, receive: Receive) -> str:
-        question = self._question(scope)
+        served = self._queue.served
+        question = _question(scope, served)
         with self._queue.admitted():
             upload = await _upload(scope, receive, limit_for_many, self._settings.max_body)
             images = await asyncio.to_thread(upload.images, self._settings.max_images)
             with self._queue.admitted(len(images) - 1):
-                said = await self._each(images, question, receive)
+                said = await self._each(images, question, served, receive)
         return f'{{"answers":[{",".join(said)}]}}'
 
-    async def _each(self, images: list[bytes | RequestError], question: Question, receive: Receive) -> list[str]:
-        asked = [self._queue.ask(partial(_unwrap, image), question) for image in images]
+    async def _each(
+        self, images: list[bytes | RequestError], question: Question, served: Served, receive: Receive
+    ) -> list[str]:
+        asked = [self._queue.ask(partial(_unwrap, image), question, served) for image in images]
         with Watch(receive, asked) as watch:
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
         if watch.gone:
@@ -98,9 +102,10 @@ class Predictions:
         self._meter.rejected(outcome.code)
         return error_answer(outcome).model_dump_json(exclude_none=True)
 
-    def _question(self, scope: Scope) -> Question:
-        query: bytes = scope["query_string"]
-        return read_question(self._queue.model, query) if query else self._default
+
+def _question(scope: Scope, served: Served) -> Question:
+    query: bytes = scope["query_string"]
+    return read_question(served.model, query) if query else served.question
 
 
 async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int) -> Upload:

@@ -6,14 +6,36 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
+from serving.bundle import BundleError
+from serving.group import Group, Place, State
+from serving.quarantine import StoreError
 from serving.settings import Settings
+from serving.shelf import Shelf
 
 BAD_SETTINGS_OR_BUNDLE = 2
 
 
-def check_in_child(settings: Settings) -> int:
-    """Load and test the bundle in a copy of this process; what is wrong is printed in one line. Gives the exit code.
+def first_bundle(settings: Settings) -> Path:
+    """What is served at first."""
+    if settings.bundles is None:
+        return settings.bundle
+    current = Shelf(settings.bundles).current()
+    if current is None:
+        raise BundleError(f"{settings.bundles}: no link `current` to a bundle; publish one there first")
+    return current
+
+
+def found_group(settings: Settings, bundle: Path, home: Path) -> Group:
+    """Let the workers agree on a bundle that stays as it is for as long as they serve it."""
+    group = Group.found(home)
+    group.agree(State(serving=Place.of(bundle if settings.bundles else group.take_in(bundle))))
+    return group
+
+
+def check_in_child(settings: Settings, bundle: Path) -> int:
+    """Load and test a bundle in a copy of this process; what is wrong is printed in one line. Gives the exit code.
 
     A copy starts at once, with all that is imported already, and takes with it the memory and the GPU that it used.
     """
@@ -24,21 +46,29 @@ def check_in_child(settings: Settings) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
-        code = _check(settings)
+        code = _check(settings, bundle)
     finally:
         sys.stderr.flush()
         os._exit(code)
 
 
-def _check(settings: Settings) -> int:
+def _check(settings: Settings, bundle: Path) -> int:
     # The workers will say it again.
     logging.disable(logging.INFO)
-    from serving.bundle import BundleError
     from serving.runtime import Model, ProviderError
 
     try:
-        Model.load(settings.bundle, provider=settings.provider).self_test()
-    except (BundleError, ProviderError) as error:
+        Model.load(bundle, provider=settings.provider, precision=settings.precision).self_test()
+        _check_quarantine(settings)
+    except (BundleError, ProviderError, StoreError) as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS_OR_BUNDLE
     return 0
+
+
+def _check_quarantine(settings: Settings) -> None:
+    """Whether there are drivers for it; the database itself may come later."""
+    if settings.quarantine_url is not None:
+        from serving.quarantine.store import Store
+
+        Store(settings.quarantine_url, settings.quarantine_images).close()

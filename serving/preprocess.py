@@ -63,7 +63,7 @@ def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         raise TooManyBytesError(
             "image file too large", got=f"{len(content)} bytes", allowed=f"up to {limits.size} bytes"
         )
-    kind = _kind(content)
+    kind = format_of(content)
     try:
         image = Image.open(io.BytesIO(content), formats=(kind,))
         _check_pixels(image.size, limits)
@@ -81,14 +81,19 @@ def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
 
 def to_pixels(image: Image.Image, spec: ImageSpec) -> NDArray[np.uint8]:
     """Upright, 8-bit, opaque, centre-cropped to the aspect ratio and resized: uint8 [height, width, channels]."""
-    image = _opaque(_eight_bit(_upright(image))).convert(spec.mode)
+    image = plain(image, spec.mode)
     size = (spec.width, spec.height)
     if image.size != size:
         image = ImageOps.fit(image, size, method=Image.Resampling.BILINEAR)
     return np.array(image, dtype=np.uint8).reshape(spec.shape)
 
 
-def _kind(content: bytes) -> str:
+def plain(image: Image.Image, mode: str) -> Image.Image:
+    """Upright, 8-bit and opaque, in the mode L or RGB."""
+    return _opaque(_eight_bit(_upright(image))).convert(mode)
+
+
+def format_of(content: bytes) -> str:
     """The format that the first bytes announce."""
     if content.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"

@@ -3,6 +3,8 @@
 Threads decode, and whichever of them finds the graph idle runs it for all that is decoded by then, so that a batch is
 what came while the last one ran: nobody ever waits for a batch to fill. Where batches do not pay, one image is run at
 a time. The event loop does nothing but hand over and take back.
+
+What is served may be swapped at any time: an image is answered by what was served when it was asked about.
 """
 
 from __future__ import annotations
@@ -17,22 +19,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.answer import Question, Wording
-from serving.decision import OUTPUT_NAMES, decide
+from serving.answer import Question
+from serving.decision import FEATURES, OUTPUT_NAMES, decide
 from serving.errors import BusyError, OutputError, RequestError, ServerError
 from serving.meter import Meter
 from serving.preprocess import Limits, decode, to_pixels
-from serving.runtime import CUDA, Model
+from serving.quarantine import Arrival
+from serving.served import Served
 
-CUDA_BATCH = CPU_BATCH = 32
-TRIAL_BATCH, TRIAL_SECONDS = 8, 0.1
-WORTH_IT = 0.75
-"""Batches are on if an image costs at most this share of what it costs alone."""
+if TYPE_CHECKING:
+    from serving.quarantine.keeper import Keeper
 
 log = logging.getLogger("bentoml.openworld")
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -41,12 +42,31 @@ encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class Job:
     """One image on its way to an answer."""
 
-    __slots__ = ("arrived", "decode", "done", "fields", "inference", "pixels", "question", "queued", "read", "waited")
+    __slots__ = (
+        "arrived",
+        "content",
+        "decode",
+        "done",
+        "features",
+        "fields",
+        "inference",
+        "pixels",
+        "question",
+        "queued",
+        "read",
+        "served",
+        "waited",
+    )
 
-    def __init__(self, read: Callable[[], bytes], question: Question, done: asyncio.Future[str]) -> None:
+    def __init__(
+        self, read: Callable[[], bytes], question: Question, served: Served, done: asyncio.Future[str]
+    ) -> None:
         self.read = read
         self.question = question
+        self.served = served
         self.done = done
+        self.content: bytes | None = None
+        self.features: NDArray[np.float32] | None = None
         self.pixels: NDArray[np.uint8] | None = None
         self.fields: dict[str, Any] | None = None
         self.arrived = self.queued = time.perf_counter()
@@ -61,14 +81,23 @@ class Job:
 class InferenceQueue:
     """A worker's one way to the graph; made and asked on the event loop."""
 
-    def __init__(self, model: Model, meter: Meter, *, limit: int, threads: int, max_batch: int, limits: Limits) -> None:
-        self.model = model
-        self.max_batch = max_batch
+    def __init__(
+        self,
+        served: Served,
+        meter: Meter,
+        *,
+        limit: int,
+        threads: int,
+        limits: Limits,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.served = served
+        """May be set from any thread; what is in line keeps what it was asked of."""
         self.depth = 0
+        self._keeper = keeper
         self._meter = meter
         self._limit = limit
         self._limits = limits
-        self._wording = Wording(model.manifest)
         self._seconds_an_image = 0.0
         self._loop = asyncio.get_running_loop()
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
@@ -95,10 +124,13 @@ class InferenceQueue:
         finally:
             self.depth -= images
 
-    def ask(self, read: Callable[[], bytes], question: Question) -> asyncio.Future[str]:
-        """Put an image in line; the future gets the answer as JSON, or a RequestError. To cancel it is to give up."""
+    def ask(self, read: Callable[[], bytes], question: Question, served: Served) -> asyncio.Future[str]:
+        """Put an image in line; the future gets the answer as JSON, or a RequestError. To cancel it is to give up.
+
+        `question` was checked against `served`, which may have been replaced since.
+        """
         done: asyncio.Future[str] = self._loop.create_future()
-        self._incoming.put(Job(read, question, done))
+        self._incoming.put(Job(read, question, served, done))
         return done
 
     def close(self) -> None:
@@ -112,8 +144,10 @@ class InferenceQueue:
         while (job := self._incoming.get()) is not None:
             self._decode(job)
             # What stands in line is worth decoding first, as long as it fits into the same batch.
-            if self._incoming.empty() or len(self._decoded) >= self.max_batch:
+            if self._incoming.empty() or len(self._decoded) >= self.served.max_batch:
                 self._run_decoded()
+            # While it waits for the next one, a thread holds neither an image nor a model that is no longer served.
+            del job
         self._run_decoded()
 
     def _decode(self, job: Job) -> None:
@@ -122,10 +156,13 @@ class InferenceQueue:
         started = time.perf_counter()
         job.waited = started - job.arrived
         try:
-            job.pixels = to_pixels(decode(job.read(), self._limits), self.model.manifest.image)
+            content = job.read()
+            job.pixels = to_pixels(decode(content, self._limits), job.served.model.manifest.image)
         except Exception as error:
             self._loop.call_soon_threadsafe(self._fail, [job], error)
             return
+        if self._keeper is not None:
+            job.content = content
         job.queued = time.perf_counter()
         job.decode = job.queued - started
         self._decoded.append(job)
@@ -141,12 +178,18 @@ class InferenceQueue:
                 self._graph.release()
 
     def _next_batch(self) -> list[Job]:
+        """Those in front that one graph can run together."""
         batch: list[Job] = []
-        while self._decoded and len(batch) < self.max_batch:
+        while self._decoded and (not batch or self._fits(self._decoded[0], batch)):
             job = self._decoded.popleft()
             if not job.abandoned:
                 batch.append(job)
         return batch
+
+    @staticmethod
+    def _fits(job: Job, batch: list[Job]) -> bool:
+        served = batch[0].served
+        return job.served is served and len(batch) < served.max_batch
 
     def _run(self, batch: list[Job]) -> None:
         started = time.perf_counter()
@@ -163,16 +206,22 @@ class InferenceQueue:
         self._loop.call_soon_threadsafe(self._finish, batch, said)
 
     def _answer(self, batch: list[Job]) -> list[str | RequestError]:
-        outputs = self.model.run(np.stack([job.pixels for job in batch if job.pixels is not None]))
+        served = batch[0].served
+        pixels = np.stack([job.pixels for job in batch if job.pixels is not None])
+        # Features cost time, and nobody but the keeper looks at them.
+        outputs = served.model.run(pixels) if self._keeper is None else served.model.run(pixels, features=True)
+        features = outputs.pop(FEATURES, None)
         finite = np.logical_and.reduce([np.isfinite(outputs[name]).all(axis=1) for name in OUTPUT_NAMES])
         said: list[str | RequestError] = [_not_finite() for _ in batch]
         for question, rows in _by_decision(batch, finite.tolist()).items():
             same = outputs if len(rows) == len(batch) else {name: values[rows] for name, values in outputs.items()}
-            verdicts = decide(same, self.model.bundle.rule, alpha=question[0], given_task=question[1])
+            verdicts = decide(same, served.model.bundle.rule, alpha=question[0], given_task=question[1])
             for row, place in enumerate(rows):
                 job = batch[place]
-                job.fields = self._wording.answer(verdicts, row, job.question)
+                job.fields = served.wording.answer(verdicts, row, job.question)
                 said[place] = encode(job.fields)
+                if features is not None:
+                    job.features = features[place]
         return said
 
     def _finish(self, batch: list[Job], said: Sequence[str | RequestError]) -> None:
@@ -201,6 +250,16 @@ class InferenceQueue:
             if job.fields is not None:
                 fields = job.fields
                 self._meter.answer(fields["task"], fields["best_guess"], fields["known"], fields["p_value"])
+                if self._keeper is not None:
+                    self._keep(self._keeper, job, fields)
+
+    @staticmethod
+    def _keep(keeper: Keeper, job: Job, fields: dict[str, Any]) -> None:
+        """Hand over what is worth a second look; the keeper has a thread of its own."""
+        kind = keeper.wants(fields["known"])
+        if kind is not None and job.content is not None and job.features is not None:
+            # A copy of its own row: the others of its batch are not to be held with it.
+            keeper.offer(Arrival(job.content, kind, time.time(), job.served.version, fields, job.features.copy()))
 
 
 def _not_finite() -> OutputError:
@@ -214,33 +273,3 @@ def _by_decision(batch: list[Job], finite: list[bool]) -> dict[tuple[float, int 
         if finite[place]:
             places.setdefault((job.question.alpha, job.question.task), []).append(place)
     return places
-
-
-def best_batch(model: Model) -> int:
-    """How many images to run together: on a GPU many; on a CPU as many only if that is measured to pay."""
-    if model.provider == CUDA:
-        return CUDA_BATCH
-    alone, together = _fastest(model, 1), _fastest(model, TRIAL_BATCH) / TRIAL_BATCH
-    pays = together <= WORTH_IT * alone
-    log.info(
-        "an image takes %.2f ms alone and %.2f ms among %d: batches are %s",
-        1000 * alone,
-        1000 * together,
-        TRIAL_BATCH,
-        "on" if pays else "off",
-    )
-    return CPU_BATCH if pays else 1
-
-
-def _fastest(model: Model, size: int) -> float:
-    """Seconds of the fastest of a few runs; the others met something else on the machine."""
-    pixels = np.resize(model.bundle.golden.pixels, (size, *model.manifest.image.shape))
-    fastest, until = math.inf, time.perf_counter() + TRIAL_SECONDS
-    for _ in range(5):
-        started = time.perf_counter()
-        model.predict(pixels)
-        ended = time.perf_counter()
-        fastest = min(fastest, ended - started)
-        if ended > until:
-            break
-    return fastest

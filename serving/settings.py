@@ -12,7 +12,10 @@ from typing import Any
 PREFIX = "OPENWORLD_"
 PROVIDER_VARIABLE = "OPENWORLD_PROVIDER"
 PROVIDER_CHOICES = ("auto", "cuda", "cpu")
+PRECISION_VARIABLE = "OPENWORLD_PRECISION"
+PRECISION_CHOICES = ("auto", "fp32", "int8", "fp16")
 LOG_CHOICES = ("json", "text")
+SQLITE, POSTGRESQL = "sqlite", ("postgresql", "postgres", "postgresql+psycopg")
 
 HOME = Path(__file__).resolve().parents[1]
 """The project, or its copy inside a built bento; the default bundle lies in it."""
@@ -28,6 +31,7 @@ class Settings:
 
     bundle: Path = HOME / "runs/demo/bundle"
     provider: str = "auto"
+    precision: str = "auto"
     workers: int = 0
     threads: int = 0
     batch: int = 0
@@ -42,17 +46,38 @@ class Settings:
     access_log: bool = True
     tracing: bool = False
     window: int = 1000
+    bundles: Path | None = None
+    admin_token: str | None = field(default=None, repr=False)
+    quarantine_url: str | None = field(default=None, repr=False)
+    quarantine_images: str | None = None
+    quarantine_max_items: int = 10_000
+    quarantine_max_bytes: int = 1024**3
+    quarantine_max_days: float = 30.0
+    quarantine_audit_share: float = 0.0
+    quarantine_queue: int = 256
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read the settings; a variable that is empty counts as not set."""
         given = {name: text for name in _READERS if (text := environment.get(PREFIX + name.upper(), ""))}
         values = {name: _read(PREFIX + name.upper(), text, _READERS[name]) for name, text in given.items()}
-        if file := environment.get(PREFIX + "API_KEY_FILE", ""):
-            if "api_key" in values:
-                raise SettingsError(f"{PREFIX}API_KEY and {PREFIX}API_KEY_FILE are both set; allowed: one of them")
-            values["api_key"] = _read(PREFIX + "API_KEY_FILE", file, _key_file)
+        for name in ("api_key", "admin_token"):
+            variable = f"{PREFIX}{name.upper()}_FILE"
+            if file := environment.get(variable, ""):
+                _allow_one(name, values, variable)
+                values[name] = _read(variable, file, _key_file)
+        if "bundles" in values:
+            _allow_one("bundle", values, PREFIX + "BUNDLES")
+        if "quarantine_images" not in values and not values.get("quarantine_url", SQLITE).startswith(SQLITE):
+            raise SettingsError(
+                f"{PREFIX}QUARANTINE_URL is a server and {PREFIX}QUARANTINE_IMAGES is not set; allowed: both, or SQLite"
+            )
         return cls(**values)
+
+    @property
+    def swappable(self) -> bool:
+        """Whether another bundle may come while the server runs."""
+        return self.bundles is not None or self.admin_token is not None
 
 
 @dataclass(frozen=True)
@@ -68,8 +93,18 @@ def _read(variable: str, text: str, reader: _Reader) -> Any:
         return reader.parse(text)
     except (ValueError, OSError) as error:
         # A key must never reach a log, not even a bad one.
-        got = str(error) if "KEY" in variable else repr(text)
+        got = str(error) if any(word in variable for word in ("KEY", "TOKEN", "URL")) else repr(text)
         raise SettingsError(f"{variable} is {got}; allowed: {reader.allowed}") from None
+
+
+def _allow_one(name: str, values: Mapping[str, Any], variable: str) -> None:
+    if name in values:
+        raise SettingsError(f"{PREFIX}{name.upper()} and {variable} are both set; allowed: one of them")
+
+
+def _absolute(text: str) -> Path:
+    """For processes in other directories, too; links are not followed, because they may lead elsewhere later."""
+    return Path(os.path.abspath(text))
 
 
 def _whole(least: int, most: int = 2**40) -> _Reader:
@@ -82,11 +117,31 @@ def _whole(least: int, most: int = 2**40) -> _Reader:
     return _Reader(parse, f"a whole number from {least}" + (f" to {most}" if most < 2**40 else ""))
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (0 < seconds < math.inf):
+def _positive(text: str) -> float:
+    number = float(text)
+    if not (0 < number < math.inf):
         raise ValueError(text)
-    return seconds
+    return number
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(text)
+    return share
+
+
+def _database(text: str) -> str:
+    """The URL, with the absolute path of a file; without the database library, which takes long to import."""
+    scheme, _, rest = text.partition("://")
+    if scheme in POSTGRESQL and rest:
+        return text
+    if scheme != SQLITE:
+        # What comes after it may hold a password.
+        raise ValueError(f"a URL of {scheme if rest else 'no scheme'!r}")
+    if len(rest) < 2 or not rest.startswith("/") or rest == "/:memory:":
+        raise ValueError("a URL of SQLite without a file")
+    return f"{SQLITE}:///{_absolute(rest[1:])}"
 
 
 def _one_of(*choices: str) -> _Reader:
@@ -112,13 +167,14 @@ _KEY_RULE = "at least 16 printable ASCII characters without spaces"
 _key_file = _Reader(lambda path: _checked_key(Path(path).read_text().strip()), f"a file that holds {_KEY_RULE}")
 
 _READERS: dict[str, _Reader] = {
-    "bundle": _Reader(lambda text: Path(text).resolve(), "a bundle directory"),
+    "bundle": _Reader(_absolute, "a bundle directory"),
     "provider": _one_of(*PROVIDER_CHOICES),
+    "precision": _one_of(*PRECISION_CHOICES),
     "workers": _whole(1, 256),
     "threads": _whole(1, 256),
     "batch": _whole(1, 1024),
     "queue": _whole(1),
-    "deadline": _Reader(_seconds, "seconds, more than 0"),
+    "deadline": _Reader(_positive, "seconds, more than 0"),
     "max_bytes": _whole(1),
     "max_pixels": _whole(1),
     "max_images": _whole(1),
@@ -128,4 +184,15 @@ _READERS: dict[str, _Reader] = {
     "access_log": _Reader(_switch, "on, off"),
     "tracing": _Reader(_switch, "on, off"),
     "window": _whole(1),
+    "bundles": _Reader(_absolute, "a folder of bundles"),
+    "admin_token": _Reader(_checked_key, _KEY_RULE),
+    "quarantine_url": _Reader(_database, "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE"),
+    "quarantine_images": _Reader(
+        lambda text: text if "://" in text else str(_absolute(text)), "a folder, or a URL that fsspec knows"
+    ),
+    "quarantine_max_items": _whole(1),
+    "quarantine_max_bytes": _whole(1),
+    "quarantine_max_days": _Reader(_positive, "days, more than 0"),
+    "quarantine_audit_share": _Reader(_share, "a number from 0 to 1"),
+    "quarantine_queue": _whole(1),
 }

@@ -55,7 +55,7 @@ class Upload:
                 raise MalformedRequestError("form must hold one file", got=f"{len(files)} files", allowed="one file")
             return files[0]
         if self.media_type == JSON:
-            return _from_base64(_from_json(ImageBody, self.body, '{"image": "<base64>"}').image)
+            return _from_base64(from_json(ImageBody, self.body, '{"image": "<base64>"}').image)
         return self.body
 
     def images(self, most: int) -> list[bytes | RequestError]:
@@ -63,7 +63,7 @@ class Upload:
         if self.media_type == FORM:
             images: list[bytes | RequestError] = [*read_files(self.body, self.content_type, most)]
         else:
-            texts = _from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images
+            texts = from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images
             if len(texts) > most:
                 raise TooManyImagesError("too many images", got=str(len(texts)), allowed=f"1 to {most}")
             images = [_or_error(text) for text in texts]
@@ -136,7 +136,8 @@ def _too_many_bytes(got: str, limit: int) -> TooManyBytesError:
     return TooManyBytesError("body too large", got=f"{got} bytes", allowed=f"up to {limit} bytes for this content type")
 
 
-def _from_json(model: type[Body], body: bytes, allowed: str) -> Body:
+def from_json(model: type[Body], body: bytes, allowed: str) -> Body:
+    """What a JSON body says, or a MalformedRequestError."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

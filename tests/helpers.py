@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.network import Network, NetworkConfig
+from models.network import Network, rotations, NetworkConfig
 from models.task_norm import TaskNorm
 from serving.bundle import ImageSpec
 from training import fit
@@ -130,8 +130,19 @@ def finish_with_random_statistics(network: Network, task: int) -> None:
             values.copy_(torch.randn(values.shape))
         live = len(network.wires.after.live(task))
         distance.means = torch.randn(4, head.classes, live) / live**0.5
-        distance.whitening = torch.randn(4, live, live) / live
+        distance.basis = torch.linalg.qr(torch.randn(4, live, min(live, 5))).Q
+        distance.gain = torch.randn(4, 1, min(live, 5)) / live**0.5
+        distance.level = torch.rand(4, 1, 1) / live**0.5
+        fill_ranges(network, task)
     network.eval()
+
+
+@torch.no_grad()
+def fill_ranges(network: Network, task: int) -> None:
+    """The activation ranges of random images, as learning records them."""
+    config = network.config
+    noise = torch.rand(8, config.channels, config.height, config.width)
+    network.activation_ranges(task).record(network.baked_body(task), [rotations(network.normalised(noise))])
 
 
 LABELS = ("zero", "one", "two", "three")

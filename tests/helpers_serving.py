@@ -1,4 +1,4 @@
-"""A tiny bundle without torch, images for it, and a server to put it into."""
+"""A tiny bundle, images for it, and a server to put it into."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ import httpx
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 from PIL import Image
 from pydantic import ValidationError
 
+from export.graph import write_decision
+from export.writer import GraphWriter
 from serving.bundle import (
     INPUT_NAME,
     MANIFEST,
     Calibration,
+    Cascade,
+    FileInfo,
     Golden,
     ImageSpec,
     Manifest,
     TaskInfo,
     fingerprint,
+    graph_name,
     seal,
     sha256,
 )
-from serving.decision import OUTPUT_NAMES, Rule, TaskRule
+from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
 from serving.runtime import Model
 
 T = TypeVar("T")
@@ -46,6 +51,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 LABELS = (("red", "green"), ("blue", "yellow"))
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
+GRAPH = graph_name("fp32")
 GREY = (128, 128, 128)
 """Far from every class, and so unknown."""
 
@@ -53,32 +59,31 @@ GREY = (128, 128, 128)
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
     """Distances of the mean colour to four prototypes; logits are -8 times that."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
-    constants = {
-        "size": np.array([1, 2]),
-        "colour": np.array([2]),
-        "middle": np.array([1]),
-        "white": np.array(255, dtype=np.float32),
+    writer = GraphWriter(Path(), "fp32")
+    constants: dict[str, Any] = {
+        "size": [1, 2],
+        "colour": [2],
+        "middle": [1],
+        "white": 255.0,
         "prototypes": prototypes,
-        "sharpness": np.array(-8, dtype=np.float32),
+        "steepness": -8.0,
     }
-    nodes = [
-        helper.make_node("Cast", [INPUT_NAME], ["numbers"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["numbers", "size"], ["mean"], keepdims=0),
-        helper.make_node("Div", ["mean", "white"], ["share"]),
-        helper.make_node("Unsqueeze", ["share", "middle"], ["row"]),
-        helper.make_node("Sub", ["row", "prototypes"], ["difference"]),
-        helper.make_node("Mul", ["difference", "difference"], ["square"]),
-        helper.make_node("ReduceSum", ["square", "colour"], ["distances"], keepdims=0),
-        helper.make_node("Mul", ["distances", "sharpness"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
+    for name, value in constants.items():
+        writer.constant(name, value)
+    writer.add("Cast", "numbers", [INPUT_NAME], output="numbers", to=TensorProto.FLOAT)
+    writer.add("ReduceMean", "mean", ["numbers", "size"], output="mean", keepdims=0)
+    writer.add("Div", "share", ["mean", "white"], output=FEATURES)
+    writer.add("Unsqueeze", "row", [FEATURES, "middle"], output="row")
+    writer.add("Sub", "difference", ["row", "prototypes"], output="difference")
+    writer.add("Mul", "square", ["difference", "difference"], output="square")
+    writer.add("ReduceSum", "distances", ["square", "colour"], output="distances", keepdims=0)
+    writer.add("Mul", "logits", ["distances", "steepness"], output="logits")
+    write_decision(writer, tiny_rule())
+    widths = dict.fromkeys(OUTPUT_NAMES, 4) | {"scores": 2, "p_task": 2, FEATURES: 3}
+    return writer.model(
         [helper.make_tensor_value_info(INPUT_NAME, TensorProto.UINT8, ["batch", *spec.shape])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in OUTPUT_NAMES],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name, width in widths.items()],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def tiny_rule() -> Rule:
@@ -100,13 +105,13 @@ def write_bundle(
     if golden is None:
         pixels = golden_pixels()
         session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
-        outputs = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
-        golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, outputs, strict=True))}
-    recorded = Golden(golden[INPUT_NAME], {name: values for name, values in golden.items() if name != INPUT_NAME})
+        said = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
+        golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, said, strict=True))}
+    outputs = {name: values for name, values in golden.items() if name != INPUT_NAME}
     _, files = seal(
         tiny_rule(),
-        graph_bytes,
-        recorded,
+        Golden(golden[INPUT_NAME], {"fp32": outputs}),
+        {GRAPH: FileInfo(sha256=sha256(graph_bytes), size=len(graph_bytes))},
         name="tiny",
         created="2024-01-01T00:00:00Z",
         method="colours",
@@ -114,21 +119,30 @@ def write_bundle(
         seed=0,
         image=SPEC,
         tasks=tuple(
-            TaskInfo(task=task, first_class_id=2 * task, labels=labels, calibration=Calibration(scale=1, shift=0))
+            TaskInfo(
+                task=task,
+                first_class_id=2 * task,
+                labels=labels,
+                calibration=Calibration(scale=1, shift=0),
+                parts=(),
+                unchanged=False,
+            )
             for task, labels in enumerate(LABELS)
         ),
+        before=None,
+        cascade=Cascade(candidates=None, agreement=None, images=0),
         metrics={"accuracy": 1.0},
         versions={"numpy": np.__version__},
-        verification={"max_logit_difference": 0.0},
+        verification={"fp32": {"max_logit_difference": 0.0}},
     )
-    for name, content in files.items():
+    for name, content in {**files, GRAPH: graph_bytes}.items():
         (folder / name).write_bytes(content)
     return folder
 
 
 def golden_of(model: Model) -> dict[str, NDArray[Any]]:
     """What a model's golden file holds, to be damaged."""
-    return {INPUT_NAME: model.bundle.golden.pixels, **model.bundle.golden.outputs}
+    return {INPUT_NAME: model.bundle.golden.pixels, **model.bundle.golden.outputs["fp32"]}
 
 
 def edit_manifest(folder: Path, **changes: Any) -> None:

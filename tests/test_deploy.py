@@ -27,6 +27,7 @@ DOCS = ROOT / "docs"
 KUBERNETES = DOCS / "kubernetes"
 VARIABLES = {PREFIX + field.name.upper() for field in dataclasses.fields(Settings)} | {
     f"{PREFIX}API_KEY_FILE",
+    f"{PREFIX}ADMIN_TOKEN_FILE",
     SAMPLES_VARIABLE,
 }
 
@@ -165,7 +166,8 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_the_dashboard_asks_by_labels_that_exist() -> None:
     # The scraper adds the last two, Prometheus's histograms the first.
     known = {"le", "namespace", "pod"}
-    known |= {"endpoint", "status", "stage", "task", "label", "known", "reason", "name", "version", "provider"}
+    known |= {"endpoint", "status", "stage", "task", "label", "known", "reason", "outcome", "part", "cap"}
+    known |= {"name", "version", "provider"}
     for expression in expressions():
         for group in re.findall(r"by \(([^)]*)\)", expression):
             assert {label.strip() for label in group.split(",")} <= known, expression

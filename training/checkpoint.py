@@ -21,6 +21,7 @@ from serving.decision import TaskRule
 from training.config import RunConfig
 
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
+METRICS = "metrics.json"
 NETWORK, OPTIMIZER = "network.", "optimizer."
 
 
@@ -96,9 +97,11 @@ class Checkpoint:
             if task < progress.finished_features():
                 network.finish(task)
         own = {name.removeprefix(NETWORK): value for name, value in self.tensors.items() if name.startswith(NETWORK)}
-        for task in range(progress.task):
-            for name in ("means", "whitening"):
-                setattr(network.distance(task), name, torch.empty_like(own[f"distances.{task}.{name}"]))
+        for name, value in own.items():
+            # How large these are is known only once a task is learned.
+            if name.startswith(("distances.", "ranges.")):
+                owner, _, buffer = name.rpartition(".")
+                setattr(network.get_submodule(owner), buffer, torch.empty_like(value))
         network.load_state_dict(own)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.network import Network
+from models.network import Network, rotations
 from serving.decision import TaskRule, scores_of_task
 from training.augment import Augmentation, eight_views
 from training.config import HeadLearning
@@ -54,6 +54,14 @@ def fit_distances(network: Network, task: int, data: Batchable) -> None:
     live = network.wires.after.live(task)
     features = [network.rotated_features(data.images(index), task)[:, :, live] for index in _parts(data)]
     network.distance(task).fit(torch.cat(features, dim=1), data.local_classes)
+
+
+@torch.no_grad()
+def fit_ranges(network: Network, task: int, data: Batchable) -> None:
+    """The extremes of every layer's activations on the task's own training images, in all four rotations."""
+    body = network.baked_body(task).to(data.pixels.device)
+    turned = (rotations(network.normalised(data.images(index))) for index in _parts(data))
+    network.activation_ranges(task).record(body, turned)
 
 
 @torch.no_grad()

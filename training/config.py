@@ -66,22 +66,56 @@ class Preset:
             raise ValueError(f"images are {self.image.shape}, but the network was built for other ones")
 
 
+Tasks = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Tasks that were taught at one time, and where their images are."""
+
+    tasks: Tasks
+    dataset: str
+    data: str | None = None
+    """The folder, or the URL of the quarantine without its password."""
+    images: str | None = None
+    """Of a quarantine: where its image files are, if not beside it."""
+    items: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of a quarantine: the images of each class by number, since people go on labelling while a run is learned."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for task in self.tasks for label in task)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A preset with what the command line chose: what RUN/config.json holds."""
 
     preset: Preset
     seed: int
-    tasks: tuple[tuple[str, ...], ...]
-    data: str | None = None
+    lessons: tuple[Lesson, ...]
 
     def __post_init__(self) -> None:
-        labels = [label for task in self.tasks for label in task]
+        labels = self.labels
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"each class belongs to one task; given twice: {', '.join(twice)}")
-        if not labels or not all(self.tasks):
+        if not self.lessons or not all(lesson.tasks and all(lesson.tasks) for lesson in self.lessons):
             raise ValueError('every task needs at least one class, such as "cat,dog; ship,truck"')
+
+    @property
+    def tasks(self) -> Tasks:
+        """The classes of every task, in the order in which they are learned."""
+        return tuple(task for lesson in self.lessons for task in lesson.tasks)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """class_id -> label."""
+        return tuple(label for task in self.tasks for label in task)
+
+    def lesson_of(self, task: int) -> Lesson:
+        """The lesson that teaches a task."""
+        return [lesson for lesson in self.lessons for _ in lesson.tasks][task]
 
     @property
     def method(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,17 @@ class Source:
     train: Images
     test: Images
     classes: tuple[str, ...]
+    validation: Images | None = None
+    """Where the source itself holds them out; else a share of the training images is."""
+
+
+def kind_of(dataset: str, data: str | None) -> str:
+    """What lies at `data`, for a preset of a data set: that data set, or anyone's class folders."""
+    if data is None or dataset == "folder":
+        return dataset
+    if dataset == "mnist" and ((Path(data) / "MNIST").is_dir() or not _subfolders(Path(data))):
+        return dataset
+    return "folder"
 
 
 def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:
@@ -110,19 +121,31 @@ def _folder(spec: ImageSpec, data: str | None) -> Source:
         raise DataError("this preset learns from a folder: give it with --data FOLDER")
     root = Path(data)
     if not root.is_dir():
-        raise DataError(f"--data {root}: no such folder")
+        raise DataError(f"{root}: no such folder; give the one with the class folders with --data FOLDER")
     if (root / "train").is_dir():
         train = read_folder(root / "train", spec)
         if (root / "test").is_dir():
             test = read_folder(root / "test", spec)
         else:
-            train, test = train.split(TEST_SHARE, SPLIT_SEED)
+            train, test = _split_classes(train)
     else:
-        train, test = read_folder(root, spec).split(TEST_SHARE, SPLIT_SEED)
+        train, test = _split_classes(read_folder(root, spec))
     classes = sorted(set(train.labels.tolist()))
     if untested := sorted(set(classes) - set(test.labels.tolist())):
         raise DataError(f"{root / 'test'}: no image of {', '.join(untested)}; every class of train/ needs some")
     return Source(train, test, tuple(classes))
+
+
+def _split_classes(images: Images) -> tuple[Images, Images]:
+    """Each class on its own: folders that join later must not move an old class's test images into its training."""
+    parts = [images.of([label]).split(TEST_SHARE, SPLIT_SEED) for label in np.unique(images.labels)]
+    train, test = (join(column) for column in zip(*parts, strict=True))
+    return train, test
+
+
+def join(parts: Sequence[Images]) -> Images:
+    """All of them, in order."""
+    return Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts]))
 
 
 def read_folder(root: Path, spec: ImageSpec) -> Images:
@@ -130,8 +153,10 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
     pixels: list[NDArray[np.uint8]] = []
     labels: list[str] = []
     skipped = 0
-    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        for file in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+    for folder in _subfolders(root):
+        for file in _entries(folder):
+            if not file.is_file():
+                continue
             try:
                 pixels.append(to_pixels(decode(file.read_bytes()), spec))
             except (RequestError, OSError) as error:
@@ -146,6 +171,18 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
     if skipped:
         log.warning("%s: %d files skipped, %d images read", root, skipped, len(labels))
     return Images(np.stack(pixels), np.array(labels))
+
+
+def _subfolders(root: Path) -> list[Path]:
+    return [path for path in _entries(root) if path.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, in order, without what is hidden."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
 
 
 SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {"digits": _digits, "mnist": _mnist, "folder": _folder}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from models.network import Network
-from serving.decision import OUTPUT_NAMES, Rule, decide
+from serving.decision import NETWORK_NAMES, Rule, judge
 from training import metrics
 from training.checkpoint import RunError, load, read_config
 from training.classifier import task_outputs
 from training.config import RunConfig
-from training.datasets import DataError, Images, Source, load_source
+from training.datasets import DataError, Images, Source
 from training.device import choose_device, prepare
 from training.report import summary
+from training.sources import Sources
 from training.tasks import to_device
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,35 +60,39 @@ def all_outputs(network: Network, pixels: NDArray[np.uint8], device: torch.devic
     images = to_device(pixels, device)
     parts = [task_outputs(network, task, images) for task in range(len(network.heads))]
     every = [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
-    return dict(zip(OUTPUT_NAMES, every, strict=True))
+    return dict(zip(NETWORK_NAMES, every, strict=True))
 
 
 def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
     """The test images of learned classes, and those of classes that no task has."""
-    learned = [label for task in config.tasks for label in task]
-    return source.test.of(learned), source.test.of(set(source.classes) - set(learned))
+    return source.test.of(config.labels), source.test.of(set(source.classes) - set(config.labels))
 
 
-def measure(run: Run, source: Source, device: torch.device) -> dict[str, Any]:
-    """All metrics of a finished run."""
+def measure(run: Run, sources: Sources, device: torch.device) -> dict[str, Any]:
+    """All metrics of a finished run, on the test images that are at hand."""
+    source, missing = sources.test_images()
+    for problem in missing:
+        log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
-    labels = [label for task in run.config.tasks for label in task]
-    class_ids = np.array([labels.index(str(label)) for label in known.labels])
+    class_ids = np.array([run.config.labels.index(str(label)) for label in known.labels])
     outputs = all_outputs(run.network, known.pixels, device)
-    verdicts = decide(outputs, run.rule)
+    verdicts = judge(outputs, run.rule)
     true_task = metrics.task_of(class_ids, run.rule)
     per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
     matrix = metrics.accuracy_matrix(outputs, run.rule, class_ids)
+    tasks = range(len(run.config.tasks))
     result: dict[str, Any] = {
         "method": run.config.method,
         "preset": run.config.preset.name,
         "seed": run.config.seed,
         "wall_seconds": round(run.seconds, 1),
         "test_images": len(known),
+        "untested_tasks": [task for task in tasks if not (true_task == task).any()],
         "cil_accuracy": float((verdicts.class_id == class_ids).mean()),
         "til_accuracy": metrics.til_accuracy(outputs, run.rule, class_ids),
         "tp_accuracy": float((verdicts.task == true_task).mean()),
-        "task_auroc": float(np.mean(per_task)) if per_task else None,
+        "accepted_known": float(verdicts.known.mean()),
+        "task_auroc": metrics.mean_of(per_task),
         "task_auroc_per_task": per_task,
         "forgetting": metrics.forgetting(matrix),
         "accuracy_matrix": matrix,
@@ -102,13 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
     chosen = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()
     prepare(device)
     try:
         run = open_run(chosen.run, device)
-        preset = run.config.preset
-        source = load_source(preset.dataset, preset.image, chosen.data or run.config.data)
-        result = measure(run, source, device)
+        result = measure(run, Sources(run.config, chosen.data), device)
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 import time
@@ -14,27 +13,20 @@ import torch
 
 from models.network import Network
 from serving.decision import Rule
-from training.checkpoint import (
-    Checkpoint,
-    Progress,
-    RunError,
-    load,
-    read_config,
-    save,
-    started,
-    write_config,
-    write_json,
-)
-from training.classifier import fit_calibration, fit_distances, fit_head, fit_task_rule
-from training.config import METHODS, PRESETS, RunConfig, choose_preset
-from training.datasets import DataError, Source, load_source
+from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, save, write_config, write_json
+from training.classifier import fit_calibration, fit_distances, fit_head, fit_ranges, fit_task_rule
+from training.config import RunConfig
+from training.datasets import DataError
 from training.device import choose_device, describe, prepare
 from training.evaluate import measure, open_run
 from training.optimizers import make_optimizer
+from training.plan import Plan, make_parser, make_plan
+from training.publish import PublishError, mark_learned, publish
 from training.randomness import seed_everything
 from training.report import Reporter, summary
 from training.representation import learn_features
-from training.tasks import TaskData, check_classes, in_tasks_of, parse_tasks, task_data
+from training.sources import Sources
+from training.tasks import TaskData, task_data
 
 SCORE = Rule.model_fields["score"].default
 
@@ -59,11 +51,11 @@ class Learner:
         self.checkpoint.load_network(self.network, [len(labels) for labels in self.config.tasks])
         self.progress = self.checkpoint.progress
 
-    def learn(self, source: Source) -> None:
+    def learn(self, sources: Sources) -> None:
         """Every task that is not learned yet."""
         self.network.to(self.device)
         for task in range(self.progress.task, len(self.config.tasks)):
-            data = task_data(source, self.config, task, self.device)
+            data = task_data(sources.of(self.config.lesson_of(task)), self.config, task, self.device)
             if len(self.network.heads) == task:
                 seed_everything(self.config.seed, task, "room")
                 self.network.add_task(data.classes)
@@ -89,6 +81,7 @@ class Learner:
         losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
         self._run(task, data, epochs, losses, optimizer)
         fit_distances(self.network, task, data.train)
+        fit_ranges(self.network, task, data.train)
         fit_calibration(self.network, task, data.validation)
         rule = fit_task_rule(self.network, task, data.validation, SCORE)
         self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, rules=(*self.progress.rules, rule)))
@@ -120,67 +113,51 @@ class Learner:
         save(self.folder, self.network, optimizer, self.progress)
 
 
-def choose_run(chosen: argparse.Namespace) -> tuple[RunConfig, Source]:
-    """The run that the command line asks for, with its images."""
-    if chosen.resume:
-        settled = ("preset", "method", "seed", "tasks", "classes_per_task")
-        if given := [f"--{name.replace('_', '-')}" for name in settled if getattr(chosen, name) is not None]:
-            raise RunError(f"--resume goes on as {chosen.out}/config.json says: leave out {', '.join(given)}")
-        config = read_config(chosen.out)
-        return config, load_source(config.preset.dataset, config.preset.image, chosen.data or config.data)
-    name = chosen.preset or ("images" if chosen.data else "digits")
-    preset = choose_preset(name, chosen.method or "hat")
-    source = load_source(preset.dataset, preset.image, chosen.data)
-    if chosen.tasks:
-        tasks = parse_tasks(chosen.tasks)
-    else:
-        known = [label for label in source.classes if label not in preset.held_out]
-        tasks = in_tasks_of(
-            known, preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
-        )
-    check_classes(tasks, source)
-    return RunConfig(preset, chosen.seed or 0, tasks, chosen.data), source
-
-
-def fit(chosen: argparse.Namespace) -> None:
+def fit(plan: Plan, reporter: Reporter) -> None:
     """Learn, measure, write RUN/metrics.json and show it."""
-    reporter = Reporter()
-    if started(chosen.out) and not chosen.resume:
-        raise RunError(f"{chosen.out} holds a run already: go on with --resume, or choose another --out")
-    config, source = choose_run(chosen)
+    folder, config = plan.folder, plan.config
     device = choose_device()
     prepare(device)
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    learner = Learner(chosen.out, config, device, reporter)
-    if chosen.resume and started(chosen.out):
+    folder.mkdir(parents=True, exist_ok=True)
+    learner = Learner(folder, config, device, reporter)
+    if plan.begun:
         learner.restore()
-    else:
-        write_config(chosen.out, config)
-    learner.learn(source)
-    result = measure(open_run(chosen.out, device), source, device)
-    write_json(chosen.out / "metrics.json", result)
+    if plan.grown:
+        # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
+        (folder / METRICS).unlink(missing_ok=True)
+        write_config(folder, config)
+    learner.learn(plan.sources)
+    result = measure(open_run(folder, device), plan.sources, device)
+    write_json(folder / METRICS, result)
     summary(result)
-    reporter.say(f"run: {chosen.out}    next: python -m export {chosen.out} --out {chosen.out / 'bundle'}")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m training.fit", description=__doc__)
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images with --data")
-    parser.add_argument("--method", choices=METHODS, help="default: hat")
-    parser.add_argument("--out", type=Path, default=Path("runs/digits"), metavar="RUN", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, help="default: 0")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out where it stopped")
-    parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")
-    parser.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="which classes make which task")
-    parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
-    return parser
+def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
+    """Publish what was learned, if asked to, and say what comes next."""
+    folder = plan.folder
+    if shelf is not None:
+        version = publish(folder, shelf, plan.quarantine)
+        if plan.quarantine is not None:
+            count = mark_learned(plan.config, plan.quarantine, version)
+            reporter.say(f"{count} images of the quarantine are marked as learned in version {version}")
+    elif plan.quarantine is not None:
+        reporter.say(f"run: {folder}    next: the same command with --publish SHELF, which learns nothing again")
+    else:
+        reporter.say(f"run: {folder}    next: python -m export {folder} --out {folder / 'bundle'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    chosen = make_parser(__doc__).parse_args(arguments)
+    reporter = Reporter()
     try:
-        fit(make_parser().parse_args(arguments))
+        plan = make_plan(chosen)
+        fit(plan, reporter)
+        finish(plan, chosen.publish, reporter)
+    except PublishError as error:
+        # The exporter has said why.
+        return error.code
     except (RunError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

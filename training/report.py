@@ -63,11 +63,11 @@ def summary(result: Mapping[str, Any]) -> None:
     if result["task_auroc"] is not None:
         table.add_row("task AUROC", f"{result['task_auroc']:.4f}", "each task's own images against the other tasks'")
     table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
+    table.add_section()
+    table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
     if unknown := result["unknown"]:
-        table.add_section()
         table.add_row("unknown AUROC", f"{unknown['auroc']:.4f}", "learned classes against classes never learned")
         table.add_row("FPR at 95 %", _percent(unknown["fpr95"]), "unknowns let through when 95 % of knowns are")
-        table.add_row("known accepted", _percent(unknown["accepted_known"]), "at the run's alpha")
         table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
     console.print(table)
     matrix = Table(title="CIL accuracy on each task's test images, % (row: after learning that task)")
@@ -75,5 +75,5 @@ def summary(result: Mapping[str, Any]) -> None:
     for task in range(len(result["accuracy_matrix"])):
         matrix.add_column(f"task {task}", justify="right")
     for task, row in enumerate(result["accuracy_matrix"]):
-        matrix.add_row(f"task {task}", *[f"{100 * value:.1f}" for value in row])
+        matrix.add_row(f"task {task}", *["-" if value is None else f"{100 * value:.1f}" for value in row])
     console.print(matrix)

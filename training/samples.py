@@ -19,7 +19,8 @@ from PIL import Image
 from serving.bundle import BundleError
 from serving.runtime import Model
 from training.checkpoint import RunError, read_config
-from training.datasets import DataError, Images, load_source
+from training.datasets import DataError, Images
+from training.sources import Sources
 
 MOST = 10
 
@@ -27,7 +28,7 @@ MOST = 10
 def write_samples(run: Path, bundle: Path, out: Path) -> None:
     """Write LABEL.png for each class, all of them or none."""
     config = read_config(run)
-    source = load_source(config.preset.dataset, config.preset.image, config.data)
+    source, _ = Sources(config).test_images()
     model = Model.load(bundle, provider="cpu")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

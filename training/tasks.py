@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.config import RunConfig
+from training.config import RunConfig, Tasks
 from training.datasets import DataError, Images, Source
 
 
@@ -52,33 +52,46 @@ def to_device(pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))).to(device)
 
 
-def parse_tasks(text: str) -> tuple[tuple[str, ...], ...]:
+def parse_tasks(text: str) -> Tasks:
     """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck"))."""
     tasks = tuple(tuple(label.strip() for label in part.split(",") if label.strip()) for part in text.split(";"))
     return tuple(task for task in tasks if task)
 
 
-def in_tasks_of(classes: Sequence[str], size: int) -> tuple[tuple[str, ...], ...]:
+def in_tasks_of(classes: Sequence[str], size: int) -> Tasks:
     """Consecutive classes, `size` to a task; the last task may be smaller."""
     if size < 1:
         raise ValueError(f"classes per task is {size}; allowed: 1 or more")
     return tuple(tuple(classes[start : start + size]) for start in range(0, len(classes), size))
 
 
-def check_classes(tasks: Sequence[Sequence[str]], source: Source) -> None:
+def check_classes(tasks: Tasks, source: Source) -> None:
     """Every class of every task must have images."""
     missing = [label for task in tasks for label in task if label not in source.classes]
     if missing:
         raise DataError(f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(source.classes)}")
 
 
+def check_new(tasks: Tasks, config: RunConfig) -> None:
+    """No class that the run has already may be learned again."""
+    for task, labels in enumerate(config.tasks):
+        if again := [label for label in labels if any(label in added for added in tasks)]:
+            raise DataError(
+                f"task {task} has learned {', '.join(map(repr, again))} already, and a class belongs to one task; "
+                "give new classes only"
+            )
+
+
 def task_data(source: Source, config: RunConfig, task: int, device: torch.device) -> TaskData:
     """One task's training and validation images; no other task's are touched."""
     labels = config.tasks[task]
-    images = source.train.of(labels)
+    train = source.train.of(labels)
     if (limit := config.preset.images_per_class) is not None:
-        images = _at_most(images, limit, config.seed)
-    train, validation = images.split(config.preset.validation_share, config.seed)
+        train = _at_most(train, limit, config.seed)
+    if source.validation is None:
+        train, validation = train.split(config.preset.validation_share, config.seed)
+    else:
+        validation = source.validation.of(labels)
     return TaskData(labels, _batchable(train, labels, device), _batchable(validation, labels, device))
 
 

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 STATIC = Path(__file__).parent / "static"
-SAMPLES_VARIABLE, BUNDLE_VARIABLE = "OPENWORLD_SAMPLES", "OPENWORLD_BUNDLE"
+SAMPLES_VARIABLE, BUNDLE_VARIABLE, SHELF_VARIABLE = "OPENWORLD_SAMPLES", "OPENWORLD_BUNDLE", "OPENWORLD_BUNDLES"
 DEFAULT_SAMPLES = Path(__file__).resolve().parents[2] / "runs/demo/samples"
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 MOST_SAMPLES, LARGEST_SAMPLE = 24, 512 * 1024
@@ -56,6 +56,8 @@ def samples() -> dict[str, Path]:
 def _samples_folder() -> Path:
     if chosen := os.environ.get(SAMPLES_VARIABLE):
         return Path(chosen)
+    if shelf := os.environ.get(SHELF_VARIABLE):
+        return Path(shelf) / "samples"
     if bundle := os.environ.get(BUNDLE_VARIABLE):
         return Path(bundle).resolve().parent / "samples"
     return DEFAULT_SAMPLES

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.distance import SHRINKAGE, ClassDistances
+from models.distance import RANK, SHRINKAGE, ClassDistances
 from tests.helpers import as_float
 
 
 def slow_distances(train: np.ndarray, classes: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """The recipe word for word: one tied covariance a rotation, per live feature, mean over rotations."""
+    """The recipe word for word: one tied covariance a rotation with the variance of its smaller axes levelled, per live
+    feature, mean over rotations."""
     count, total = train.shape[2], 0.0
     for known, new in zip(train, images, strict=True):
         known = known / np.linalg.norm(known, axis=1, keepdims=True)
@@ -17,15 +18,19 @@ def slow_distances(train: np.ndarray, classes: np.ndarray, images: np.ndarray) -
         means = np.stack([known[classes == c].mean(axis=0) for c in range(classes.max() + 1)])
         covariance = np.cov((known - means[classes]).T, bias=True)
         covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / count * np.eye(count)
+        variance, axes = np.linalg.eigh(covariance)
+        variance[: max(0, count - RANK)] = variance[: max(0, count - RANK)].mean() if count > RANK else 0
+        covariance = axes * variance @ axes.T
         difference = new[:, None] - means
         total = total + np.einsum("ncf,fg,ncg->nc", difference, np.linalg.inv(covariance), difference) / count
     return np.asarray(total / len(train))
 
 
-def test_distances_follow_the_recipe() -> None:
+@pytest.mark.parametrize("count", [6, RANK, RANK + 9])
+def test_distances_follow_the_recipe(count: int) -> None:
     torch.manual_seed(0)
     classes = torch.tensor([0, 1, 2] * 5)
-    train, images = torch.randn(4, 15, 6) + classes[None, :, None], torch.randn(4, 7, 6)
+    train, images = torch.randn(4, 15, count) + classes[None, :, None], torch.randn(4, 7, count)
     distances = ClassDistances(3)
     distances.fit(train, classes)
     wanted = slow_distances(as_float(train), classes.numpy(), as_float(images))

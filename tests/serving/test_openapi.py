@@ -9,11 +9,25 @@ import httpx
 import pytest
 
 from serving import errors
+from serving.edge import UNKNOWNS
 from serving.openapi import document
-from serving.schemas import Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription
+from serving.schemas import (
+    Answer,
+    Answers,
+    ErrorAnswer,
+    ImageBody,
+    ImagesBody,
+    ModelDescription,
+    ServerStatus,
+    SwapAnswer,
+)
+from serving.unknowns import document as unknowns
 
 PREDICTIONS = ("/predict", "/predict_many")
-MODELS = {model.__name__: model for model in (Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription)}
+ADMIN = {"/admin/reload", "/admin/rollback", "/admin/status"}
+ITEM = {"/unknowns/items/{id}" + page for page in ("", "/image", "/thumbnail")}
+SHAPES = (Answer, Answers, ErrorAnswer, ImageBody, ImagesBody, ModelDescription, ServerStatus, SwapAnswer)
+MODELS = {model.__name__: model for model in (*SHAPES, *unknowns.ANSWERS, *unknowns.BODIES)}
 
 
 def operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -35,7 +49,8 @@ def test_it_is_served(client: httpx.Client) -> None:
 
 def test_every_page_and_body_form_is_there() -> None:
     paths = document()["paths"]
-    assert set(paths) == {"/predict", "/predict_many", "/model", "/livez", "/healthz", "/readyz", "/metrics"}
+    pages = {"/predict", "/predict_many", "/model", "/livez", "/healthz", "/readyz", "/metrics"}
+    assert set(paths) == pages | ADMIN | UNKNOWNS | ITEM
     one, many = (set(paths[path]["post"]["requestBody"]["content"]) for path in PREDICTIONS)
     assert one == {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
     assert many == {"multipart/form-data", "application/json"}
@@ -56,8 +71,8 @@ def test_every_error_has_its_example() -> None:
         for response in operation["responses"].values()
         for name in response["content"].get("application/json", {}).get("examples", {})
     }
-    # The first three are of other pages, of the command line, and of nobody who could read it; the last of one image.
-    assert codes - shown == {"not_found", "unreadable_file", "client_gone", "empty_image", "unsupported_media_type"}
+    # Of other pages, of the command line, of nobody who could read it, and of one image.
+    assert codes - shown == {"not_found", "unreadable_file", "client_gone", "empty_image"}
     for path in PREDICTIONS:
         responses = document()["paths"][path]["post"]["responses"]
         assert set(responses) == {"200", "400", "401", "405", "413", "415", "422", "500", "503", "504"}

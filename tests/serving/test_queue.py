@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import json
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,8 +20,10 @@ from serving.answer import Question, answer_image
 from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
 from serving.meter import Meter
 from serving.preprocess import LIMITS
-from serving.queue import CPU_BATCH, CUDA_BATCH, InferenceQueue, best_batch
+from serving.quarantine import Arrival
+from serving.queue import InferenceQueue
 from serving.runtime import CUDA, Model
+from serving.served import CPU_BATCH, CUDA_BATCH, Served, best_batch
 from tests.helpers_serving import COLOURS, image_bytes
 
 IMAGES = [image_bytes(colour) for colour in ((255, 0, 0), (10, 200, 30), (90, 90, 90), (3, 4, 250), (240, 250, 9))]
@@ -27,7 +33,7 @@ class Watched(Model):
     """A model that remembers its batches and can be held up."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.bundle, model.session)
+        super().__init__(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
         object.__setattr__(self, "sizes", [])
         object.__setattr__(self, "free", threading.Event())
         object.__setattr__(self, "busy", threading.Event())
@@ -45,11 +51,18 @@ class Watched(Model):
 
 
 def with_queue(
-    model: Model, body: Callable[[InferenceQueue], Awaitable[Any]], *, max_batch: int = 8, limit: int = 100
+    model: Model,
+    body: Callable[[InferenceQueue], Awaitable[Any]],
+    *,
+    max_batch: int = 8,
+    limit: int = 100,
+    keeper: Any = None,
 ) -> Any:
     async def main() -> Any:
         meter = Meter(window=10)
-        queue = InferenceQueue(model, meter, limit=limit, threads=2, max_batch=max_batch, limits=LIMITS)
+        served = Served.of(model, max_batch)
+        queue = InferenceQueue(served, meter, limit=limit, threads=2, limits=LIMITS, keeper=keeper)
+        del served
         try:
             return await body(queue)
         finally:
@@ -69,7 +82,9 @@ def test_answers_are_those_of_single_images_whatever_the_batch(model: Model, max
     watched = Watched(model)
 
     async def body(queue: InferenceQueue) -> list[str]:
-        return await asyncio.gather(*(queue.ask(lambda c=content: c, question) for content, question in asked))
+        return await asyncio.gather(
+            *(queue.ask(lambda c=content: c, question, queue.served) for content, question in asked)
+        )
 
     for said, (content, question) in zip(with_queue(watched, body, max_batch=max_batch), asked, strict=True):
         got, wanted = json.loads(said), said_alone(model, content, question)
@@ -87,9 +102,9 @@ def test_a_batch_is_what_came_while_the_last_one_ran(model: Model) -> None:
 
     async def body(queue: InferenceQueue) -> None:
         question = Question.ask(model)
-        first = queue.ask(lambda: IMAGES[0], question)
+        first = queue.ask(lambda: IMAGES[0], question, queue.served)
         await asyncio.to_thread(watched.busy.wait, 20)
-        others = [queue.ask(lambda c=content: c, question) for content in IMAGES[1:]]
+        others = [queue.ask(lambda c=content: c, question, queue.served) for content in IMAGES[1:]]
         while len(queue._decoded) < len(others):
             await asyncio.sleep(0.001)
         watched.free.set()
@@ -105,16 +120,16 @@ def test_what_nobody_waits_for_is_not_run(model: Model) -> None:
 
     async def body(queue: InferenceQueue) -> None:
         question = Question.ask(model)
-        first = queue.ask(lambda: IMAGES[0], question)
+        first = queue.ask(lambda: IMAGES[0], question, queue.served)
         await asyncio.to_thread(watched.busy.wait, 20)
-        abandoned = [queue.ask(lambda: IMAGES[1], question) for _ in range(5)]
-        wanted = queue.ask(lambda: IMAGES[2], question)
+        abandoned = [queue.ask(lambda: IMAGES[1], question, queue.served) for _ in range(5)]
+        wanted = queue.ask(lambda: IMAGES[2], question, queue.served)
         while len(queue._decoded) < 6:
             await asyncio.sleep(0.001)
         for future in abandoned:
             future.cancel()
         read: list[int] = []
-        late = queue.ask(lambda: read.append(1) or IMAGES[0], question)  # type: ignore[func-returns-value]
+        late = queue.ask(lambda: read.append(1) or IMAGES[0], question, queue.served)  # type: ignore[func-returns-value]
         late.cancel()
         watched.free.set()
         await asyncio.gather(first, wanted)
@@ -127,8 +142,8 @@ def test_what_nobody_waits_for_is_not_run(model: Model) -> None:
 def test_one_bad_image_spoils_nothing_else(model: Model) -> None:
     async def body(queue: InferenceQueue) -> list[Any]:
         contents = [IMAGES[0], b"junk", IMAGES[1]]
-        asked = [queue.ask(lambda c=content: c, Question.ask(model)) for content in contents]
-        asked.append(queue.ask(lambda: 1 / 0, Question.ask(model)))  # type: ignore[arg-type, return-value]
+        asked = [queue.ask(lambda c=content: c, Question.ask(model), queue.served) for content in contents]
+        asked.append(queue.ask(lambda: 1 / 0, Question.ask(model), queue.served))  # type: ignore[arg-type, return-value]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     red, junk, green, broken = with_queue(model, body)
@@ -147,7 +162,7 @@ def test_a_row_that_is_not_finite_spoils_only_its_own(model: Model) -> None:
             return outputs
 
     async def body(queue: InferenceQueue) -> list[Any]:
-        asked = [queue.ask(lambda c=content: c, Question.ask(model)) for content in IMAGES]
+        asked = [queue.ask(lambda c=content: c, Question.ask(model), queue.served) for content in IMAGES]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     outcomes = with_queue(Failing(model), body)
@@ -162,7 +177,7 @@ def test_a_graph_that_fails_answers_those_in_its_batch(model: Model, caplog: pyt
 
     async def body(queue: InferenceQueue) -> None:
         with pytest.raises(ServerError):
-            await queue.ask(lambda: IMAGES[0], Question.ask(model))
+            await queue.ask(lambda: IMAGES[0], Question.ask(model), queue.served)
 
     with_queue(Failing(model), body)
     assert "out of memory" in caplog.text
@@ -191,7 +206,7 @@ def test_room_is_kept_and_given_back(model: Model) -> None:
 def test_batches_on_a_cpu_are_measured(
     model: Model, monkeypatch: pytest.MonkeyPatch, together: float, expected: int
 ) -> None:
-    monkeypatch.setattr("serving.queue._fastest", lambda _, size: 0.001 if size == 1 else together)
+    monkeypatch.setattr("serving.served._fastest", lambda _, size: 0.001 if size == 1 else together)
     assert best_batch(model) == expected
 
 
@@ -211,13 +226,123 @@ def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
     stuck = threading.Event()
 
     async def body(queue: InferenceQueue) -> None:
-        huge = queue.ask(lambda: stuck.wait(20) and saved_large(), Question.ask(model))  # type: ignore[return-value]
-        assert json.loads(await queue.ask(lambda: IMAGES[0], Question.ask(model)))["label"] == "red"
+        huge = queue.ask(lambda: stuck.wait(20) and saved_large(), Question.ask(model), queue.served)  # type: ignore[return-value]
+        assert json.loads(await queue.ask(lambda: IMAGES[0], Question.ask(model), queue.served))["label"] == "red"
         assert not huge.done()
         stuck.set()
         await huge
 
     with_queue(model, body, max_batch=1)
+
+
+def test_a_swap_in_the_middle_changes_nothing_for_those_in_line(model: Model) -> None:
+    """Each is answered by what it was asked of, and no batch is of two models."""
+    old, new = Watched(model), Watched(named(model, "new"))
+    old.free.clear()
+
+    async def body(queue: InferenceQueue) -> list[str]:
+        before, after = queue.served, Served.of(new, 8)
+        asked = [queue.ask(lambda: IMAGES[0], before.question, before)]
+        await asyncio.to_thread(old.busy.wait, 20)
+        for served, count in ((before, 2), (after, 3), (before, 2)):
+            # One after the other, so that the line is as it is told here.
+            for content in IMAGES[:count]:
+                waiting = len(queue._decoded)
+                asked.append(queue.ask(lambda c=content: c, served.question, served))
+                while len(queue._decoded) == waiting:
+                    await asyncio.sleep(0.001)
+            queue.served = after
+        old.free.set()
+        return await asyncio.gather(*asked)
+
+    said = [json.loads(answer)["model"]["version"] for answer in with_queue(old, body)]
+    was = model.manifest.version
+    assert said == [was] * 3 + ["new"] * 3 + [was] * 2
+    assert (old.sizes, new.sizes) == ([1, 2, 2], [3])
+
+
+def test_what_was_served_is_let_go_while_the_threads_wait(model: Model) -> None:
+    async def body(queue: InferenceQueue) -> None:
+        old = weakref.ref(queue.served)
+        for content in (*IMAGES, b"junk"):
+            asked = queue.ask(lambda c=content: c, Question.ask(model), queue.served)
+            await asyncio.gather(asked, return_exceptions=True)
+        queue.served = Served.of(model, 8)
+        del asked
+        while old() is not None:
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    with_queue(model, body)
+
+
+class WithFeatures(Watched):
+    """Its features are the mean colour of an image."""
+
+    def run(self, pixels: NDArray[np.uint8], *, features: bool = False) -> dict[str, NDArray[np.float32]]:
+        outputs = Watched.run(self, pixels)
+        if features:
+            outputs["features"] = pixels.mean(axis=(1, 2), dtype=np.float32)
+        return outputs
+
+
+class FakeKeeper:
+    """Wants every unknown image, and remembers whether its answer was out when it was offered."""
+
+    def __init__(self) -> None:
+        self.kept: list[Arrival] = []
+        self.futures: dict[bytes, asyncio.Future[str]] = {}
+        self.too_early: list[bytes] = []
+
+    def wants(self, known: bool) -> str | None:
+        return None if known else "unknown"
+
+    def offer(self, arrival: Arrival) -> None:
+        self.kept.append(arrival)
+        if not self.futures[arrival.content].done():
+            self.too_early.append(arrival.content)
+
+
+def test_unknowns_are_offered_once_they_are_answered(model: Model) -> None:
+    keeper = FakeKeeper()
+
+    async def body(queue: InferenceQueue) -> list[str | BaseException]:
+        for content in (*IMAGES, b"junk"):
+            keeper.futures[content] = queue.ask(lambda c=content: c, Question.ask(model), queue.served)
+        answers = await asyncio.gather(*keeper.futures.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        return answers
+
+    said = with_queue(WithFeatures(model), body, keeper=keeper)
+    answers = {content: json.loads(answer) for content, answer in zip(IMAGES, said[:-1], strict=True)}
+    unknown = [content for content in IMAGES if not answers[content]["known"]]
+    assert sorted(arrival.content for arrival in keeper.kept) == sorted(unknown)
+    assert unknown == [IMAGES[2]]
+    assert keeper.too_early == []
+    for arrival in keeper.kept:
+        assert arrival.answer == answers[arrival.content]
+        assert (arrival.kind, arrival.model_version) == ("unknown", model.manifest.version)
+        assert abs(arrival.received_at - time.time()) < 60
+        assert arrival.features.base is None, "a row must not hold its batch"
+        assert arrival.features.tolist() == [90, 90, 90]
+
+
+def test_without_a_keeper_no_features_are_asked_for(model: Model) -> None:
+    class Strict(Watched):
+        def run(self, pixels: NDArray[np.uint8], **more: Any) -> dict[str, NDArray[np.float32]]:
+            assert more == {}
+            return super().run(pixels)
+
+    async def body(queue: InferenceQueue) -> str:
+        return await queue.ask(lambda: IMAGES[2], Question.ask(model), queue.served)
+
+    assert json.loads(with_queue(Strict(model), body))["label"] == "unknown"
+
+
+def named(model: Model, version: str) -> Model:
+    """The same model under another version."""
+    manifest = model.manifest.model_copy(update={"version": version})
+    return dataclasses.replace(model, bundle=dataclasses.replace(model.bundle, manifest=manifest))
 
 
 def saved_large() -> bytes:

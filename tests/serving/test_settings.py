@@ -6,7 +6,7 @@ import pytest
 
 from serving.settings import HOME, Settings, SettingsError
 
-KEY = "0123456789abcdef"
+KEY, TOKEN = "0123456789abcdef", "a-token-of-its-own"
 
 
 def test_without_variables_the_defaults_hold() -> None:
@@ -20,6 +20,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         {
             "OPENWORLD_BUNDLE": str(tmp_path / "a/../b"),
             "OPENWORLD_PROVIDER": "cpu",
+            "OPENWORLD_PRECISION": "int8",
             "OPENWORLD_WORKERS": "3",
             "OPENWORLD_THREADS": "2",
             "OPENWORLD_BATCH": "8",
@@ -34,9 +35,29 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
             "OPENWORLD_ACCESS_LOG": "off",
             "OPENWORLD_TRACING": "on",
             "OPENWORLD_WINDOW": "14",
+            "OPENWORLD_ADMIN_TOKEN": TOKEN,
         }
     )
-    assert read == Settings(tmp_path / "b", "cpu", 3, 2, 8, 9, 1.5, 10, 11, 12, 13, KEY, "text", False, True, 14)
+    assert read == Settings(
+        bundle=tmp_path / "b",
+        provider="cpu",
+        precision="int8",
+        workers=3,
+        threads=2,
+        batch=8,
+        queue=9,
+        deadline=1.5,
+        max_bytes=10,
+        max_pixels=11,
+        max_images=12,
+        max_body=13,
+        api_key=KEY,
+        log="text",
+        access_log=False,
+        tracing=True,
+        window=14,
+        admin_token=TOKEN,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,18 +80,36 @@ def test_what_cannot_be_used_is_refused(name: str, value: str, allowed: str) -> 
     assert str(refused.value) == f"OPENWORLD_{name} is {value!r}; allowed: {allowed}"
 
 
-def test_a_key_may_come_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["API_KEY", "ADMIN_TOKEN"])
+def test_a_key_may_come_from_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
-    assert Settings.from_environment({"OPENWORLD_API_KEY_FILE": str(tmp_path / "key")}).api_key == KEY
+    file = {f"OPENWORLD_{name}_FILE": str(tmp_path / "key")}
+    assert getattr(Settings.from_environment(file), name.lower()) == KEY
     with pytest.raises(SettingsError, match="both set"):
-        Settings.from_environment({"OPENWORLD_API_KEY_FILE": str(tmp_path / "key"), "OPENWORLD_API_KEY": KEY})
-    with pytest.raises(SettingsError, match=r"OPENWORLD_API_KEY_FILE is .*No such file"):
-        Settings.from_environment({"OPENWORLD_API_KEY_FILE": str(tmp_path / "none")})
+        Settings.from_environment({**file, f"OPENWORLD_{name}": KEY})
+    with pytest.raises(SettingsError, match=rf"OPENWORLD_{name}_FILE is .*No such file"):
+        Settings.from_environment({f"OPENWORLD_{name}_FILE": str(tmp_path / "none")})
 
 
+def test_bundles_come_from_one_place(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("shelf")
+    # A link is not followed now: it may lead elsewhere later.
+    shelf = Settings.from_environment({"OPENWORLD_BUNDLES": str(tmp_path / "link")})
+    assert shelf.bundles == tmp_path / "link"
+    with pytest.raises(SettingsError, match="OPENWORLD_BUNDLE and OPENWORLD_BUNDLES are both set"):
+        Settings.from_environment({"OPENWORLD_BUNDLES": str(tmp_path), "OPENWORLD_BUNDLE": str(tmp_path)})
+
+
+def test_bundles_can_be_swapped_where_somebody_can_ask_for_it() -> None:
+    assert not Settings().swappable
+    assert Settings(bundles=Path("shelf")).swappable
+    assert Settings(admin_token=TOKEN).swappable
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "ADMIN_TOKEN"])
 @pytest.mark.parametrize("key", ["secret", "0123456789 abcdef", "0123456789abcdéf"])
-def test_a_key_is_never_shown(key: str) -> None:
+def test_a_key_is_never_shown(name: str, key: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        Settings.from_environment({"OPENWORLD_API_KEY": key})
+        Settings.from_environment({f"OPENWORLD_{name}": key})
     assert key not in str(refused.value)
-    assert KEY not in repr(Settings(api_key=KEY))
+    assert KEY not in repr(Settings(api_key=KEY, admin_token=KEY))

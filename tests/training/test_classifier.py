@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from models.distance import RANK
 from models.network import Network
 from serving.decision import SCORES, scores_of_task
 from tests.helpers import learn_task, learn_task_head, random_images, tiny_network, tiny_task
@@ -92,7 +93,7 @@ def test_distances_are_fitted_on_live_features_only(learned: tuple[Network, Task
     assert 0 < live < network.wires.after.channels
     fit_distances(network, 0, data.train)
     assert network.distance(0).means.shape == (4, 2, live)
-    assert network.distance(0).whitening.shape == (4, live, live)
+    assert network.distance(0).basis.shape == (4, live, min(live, RANK))
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -9,9 +9,16 @@ import pytest
 from serving.bundle import ImageSpec
 from tests.helpers import TINY_PRESET
 from training.checkpoint import CONFIG, RunError, read_config, write_config
-from training.config import PRESETS, FeatureLearning, HeadLearning, RunConfig, choose_preset
+from training.config import PRESETS, FeatureLearning, HeadLearning, Lesson, RunConfig, choose_preset
 
-CONFIGURED = RunConfig(TINY_PRESET, seed=7, tasks=(("zero", "one"), ("two",)), data="some/where")
+CONFIGURED = RunConfig(
+    TINY_PRESET,
+    seed=7,
+    lessons=(
+        Lesson((("zero", "one"), ("two",)), "folder", "some/where"),
+        Lesson((("three",),), "quarantine", "sqlite:////q.db", "file://images", {"three": (3, 5)}),
+    ),
+)
 
 
 @pytest.mark.parametrize("method", ["hat", "sup"])
@@ -58,7 +65,9 @@ def test_configuration_is_frozen(part: object) -> None:
         setattr(part, name, None)
 
 
-@pytest.mark.parametrize("config", [CONFIGURED, *(RunConfig(preset, 0, (("a",),)) for preset in PRESETS.values())])
+@pytest.mark.parametrize(
+    "config", [CONFIGURED, *(RunConfig(preset, 0, (Lesson((("a",),), preset.dataset),)) for preset in PRESETS.values())]
+)
 def test_a_written_config_is_read_back_the_same(config: RunConfig, tmp_path: Path) -> None:
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config

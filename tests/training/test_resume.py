@@ -158,7 +158,10 @@ def test_two_runs_with_one_seed_are_the_same_and_with_another_are_not(whole_run:
 def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     before = (whole_run.folder / CURRENT).read_bytes()
     assert run(whole_run.folder) == 2
-    assert "holds a run already: go on with --resume, or choose another --out" in capsys.readouterr().err
+    assert (
+        "holds a run already: go on with --resume, teach it more with --add-task, or choose another --out"
+        in capsys.readouterr().err
+    )
     assert (whole_run.folder / CURRENT).read_bytes() == before
 
 
@@ -166,7 +169,7 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
     ("arguments", "message"),
     [
         (["--preset", "images"], "this preset learns from a folder: give it with --data FOLDER"),
-        (["--preset", "images", "--data", "/nowhere"], "--data /nowhere: no such folder"),
+        (["--preset", "images", "--data", "/nowhere"], "/nowhere: no such folder; give the one with the class folders"),
         (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
         (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import LABELS, TINY_PRESET, tiny_source
-from training.config import RunConfig
+from training.config import Lesson, RunConfig
 from training.datasets import DataError
 from training.tasks import TaskData, check_classes, in_tasks_of, parse_tasks, task_data
 
@@ -44,7 +44,7 @@ def test_a_class_without_images_is_named_with_those_there_are() -> None:
 
 def of_task(task: int, seed: int = 0, limit: int | None = None) -> TaskData:
     preset = replace(TINY_PRESET, images_per_class=limit)
-    return task_data(tiny_source(), RunConfig(preset, seed, TASKS), task, CPU)
+    return task_data(tiny_source(), RunConfig(preset, seed, (Lesson(TASKS, "tiny"),)), task, CPU)
 
 
 def test_a_task_sees_its_own_images_only_and_numbers_classes_by_its_labels() -> None:
@@ -90,4 +90,4 @@ def test_images_are_shares_of_white_with_channels_first() -> None:
 )
 def test_impossible_tasks_are_refused(tasks: tuple[tuple[str, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RunConfig(TINY_PRESET, 0, tasks)
+        RunConfig(TINY_PRESET, 0, (Lesson(tasks, "tiny"),))

@@ -1,0 +1,123 @@
+"""A task's baked body as nodes of a graph, in floating point: fp32, or fp16 for a GPU."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from onnx import TensorProto
+from torch import Tensor, nn
+
+from export.writer import GraphWriter
+from models.baked import Align, BakedConv2d, BakedLinear
+from models.resnet import BakedResidualBlock, GlobalPool
+
+
+class Body(Protocol):
+    """How a body is written in some precision."""
+
+    def pixels(self, pixels: str) -> str:
+        """Write what comes before all bodies: uint8 [n, height, width, channels] to images that a body takes."""
+        ...
+
+    def features(self, path: str, body: nn.Module, images: str) -> str:
+        """Write a task's body; the name of its features, float32 [n, live features]."""
+        ...
+
+
+class FloatBody:
+    """Plain convolutions and linear layers."""
+
+    def __init__(self, writer: GraphWriter, mean: float, std: float, *, half: bool = False) -> None:
+        self._writer = writer
+        self._mean = mean
+        self._std = std
+        self._half = half
+
+    def pixels(self, pixels: str) -> str:
+        writer = self._writer
+        images = writer.add("Transpose", "pixels/channels_first", [pixels], perm=[0, 3, 1, 2])
+        images = writer.add("Cast", "pixels/float", [images], to=TensorProto.FLOAT)
+        images = writer.add("Div", "pixels/unit", [images, writer.constant("white", 255.0)])
+        images = writer.add("Sub", "pixels/centred", [images, writer.constant("mean", float(self._mean))])
+        images = writer.add("Div", "pixels/normal", [images, writer.constant("std", float(self._std))])
+        return writer.add("Cast", "pixels/half", [images], to=TensorProto.FLOAT16) if self._half else images
+
+    def features(self, path: str, body: nn.Module, images: str) -> str:
+        features = self._layer(path, body, images)
+        return self._writer.add("Cast", f"{path}/single", [features], to=TensorProto.FLOAT) if self._half else features
+
+    def _layer(self, path: str, layer: nn.Module, images: str) -> str:
+        """Write one baked module; every kind that baking can leave is here, so a new one fails loudly."""
+        writer = self._writer
+        match layer:
+            case nn.Sequential():
+                for name, part in layer.named_children():
+                    images = self._layer(f"{path}/{name}", part, images)
+                return images
+            case BakedConv2d():
+                padding = [int(side) for side in layer.padding] * 2
+                inputs = [images, *self._weights(path, layer)]
+                return writer.add("Conv", path, inputs, strides=list(layer.stride), pads=padding)
+            case BakedLinear():
+                return writer.add("Gemm", path, [images, *self._weights(path, layer)], transB=1)
+            case nn.ReLU():
+                return writer.add("Relu", path, [images])
+            case nn.MaxPool2d():
+                return writer.add("MaxPool", path, [images], kernel_shape=[2, 2], strides=[2, 2])
+            case nn.Flatten():
+                return writer.add("Flatten", path, [images])
+            case GlobalPool():
+                return writer.add("ReduceMean", path, [images, writer.constant("image_axes", [2, 3])], keepdims=0)
+            case BakedResidualBlock():
+                residual = self._layer(f"{path}/first", layer.first, images)
+                residual = writer.add("Relu", f"{path}/first", [residual])
+                residual = self._layer(f"{path}/second", layer.second, residual)
+                shortcut = self._layer(f"{path}/shortcut", layer.shortcut, images)
+                return writer.add("Relu", path, [writer.add("Add", path, [residual, shortcut])])
+            case Align():
+                return self._align(path, layer, images)
+        raise TypeError(f"{path}: no ONNX is known for {type(layer).__name__}")
+
+    def _align(self, path: str, layer: Align, images: str) -> str:
+        if layer.identity:
+            return images
+        weight = selection(self._writer, path, layer)
+        if self._half:
+            weight = self._writer.add_constant("Cast", f"{path}/half", [weight], to=TensorProto.FLOAT16)
+        return self._writer.add("Conv", path, [images, weight])
+
+    def _weights(self, path: str, layer: BakedConv2d | BakedLinear) -> list[str]:
+        writer = self._writer
+        if layer.ternary is None:
+            names = [writer.constant(f"{path}/weight", self._stored(layer.weight))]
+        else:
+            kept = writer.ternary(path, layer.ternary, layer.weight.shape)
+            rows = layer.ternary.scale.view(-1, *[1] * (layer.weight.dim() - 1))
+            weight = writer.add_constant("Mul", f"{path}/weight", [kept, writer.constant(f"{path}/scale", rows)])
+            if self._half:
+                weight = writer.add_constant("Cast", f"{path}/half", [weight], to=TensorProto.FLOAT16)
+            names = [weight]
+        if layer.bias is not None:
+            names.append(writer.constant(f"{path}/bias", self._stored(layer.bias)))
+        return names
+
+    def _stored(self, values: Tensor) -> Tensor:
+        return values.half() if self._half else values
+
+
+def selection(writer: GraphWriter, path: str, layer: Align) -> str:
+    """Weights [after, before, 1, 1] of 0 and 1: the convolution that does what an alignment does.
+
+    Convolutions in onnxruntime have a memory layout of their own, which a Gather between two of them would undo and
+    redo; and the sum that follows is made by a convolution, at no cost of its own.
+    """
+    index = writer.constant(f"{path}/index", layer.index.cpu().numpy().astype(np.int64))
+    depth = writer.constant(f"{path}/channels", [layer.channels])
+    # A channel that the layer before does not have is numbered one past the last, where OneHot gives zeros only.
+    rows = writer.add_constant("OneHot", f"{path}/rows", [index, depth, _off_on(writer)])
+    return writer.add_constant("Unsqueeze", f"{path}/weight", [rows, writer.constant("kernel_axes", [2, 3])])
+
+
+def _off_on(writer: GraphWriter) -> str:
+    return writer.constant("off_on", np.array([0, 1], dtype=np.float32))

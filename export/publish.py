@@ -1,0 +1,82 @@
+"""A new bundle takes its place on the shelf only if it remembers: what was known before is answered as before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from export.cascade import AGREEMENT
+from export.evidence import Evidence
+from export.verify import run_graph
+from export.write import move_into_place
+from serving.bundle import Bundle, load_bundle
+from serving.decision import NETWORK_NAMES, decide
+from serving.runtime import Model
+from serving.shelf import Shelf
+
+
+class PublishError(Exception):
+    """A bundle that servers must not take; the message says what it would break."""
+
+
+def publish(fresh: Path, shelf: Shelf, before: Bundle | None, evidence: Evidence) -> Path:
+    """Put a written bundle on the shelf and let it be the current one, unless it forgot; where it is."""
+    bundle = load_bundle(fresh)
+    if before is not None:
+        check_remembers(before, bundle, evidence)
+    place = shelf.folder / bundle.manifest.version
+    if place.exists():
+        load_bundle(place).check()
+    else:
+        move_into_place(fresh, place)
+    shelf.point_at(place.name)
+    return Path(os.path.abspath(place))
+
+
+def check_remembers(before: Bundle, after: Bundle, evidence: Evidence) -> None:
+    """Every task of the bundle before answers to the bit as it did, and known images are accepted as they were."""
+    old, new = before.manifest, after.manifest
+    if [task.labels for task in new.tasks[: len(old.tasks)]] != [task.labels for task in old.tasks]:
+        raise PublishError(f"version {old.version} has tasks that the new bundle has not, or not in the same order")
+    for task, (rule, own) in enumerate(zip(before.rule.tasks, after.rule.tasks, strict=False)):
+        if rule != own:
+            raise PublishError(f"task {task}: its validation scores are not those of version {old.version}")
+    for precision in old.precisions:
+        if precision not in new.precisions:
+            raise PublishError(f"version {old.version} has {precision}; the new bundle has {', '.join(new.precisions)}")
+        _compare_weights(before, after, precision)
+        _compare_answers(before, after, precision, evidence)
+
+
+def _compare_weights(before: Bundle, after: Bundle, precision: str) -> None:
+    """The files of the earlier tasks, and the one that they share."""
+    old, new = before.manifest, after.manifest
+    owners = {name: f"task {task.task}" for task in old.tasks for name in task.parts}
+    for name, info in old.files.items():
+        if name.endswith(f".{precision}.bin") and new.files.get(name) != info:
+            raise PublishError(f"{owners.get(name, 'all tasks')}: {name} is not what it was in version {old.version}")
+
+
+def _compare_answers(before: Bundle, after: Bundle, precision: str, evidence: Evidence) -> None:
+    images = [before.golden.pixels, evidence.pixels[evidence.tasks < len(before.manifest.tasks)]]
+    sessions = [Model.load(bundle.path, provider="cpu", precision=precision).session for bundle in (before, after)]
+    classes = len(before.manifest.labels)
+    # With a cascade, how often a task sees an image depends on the other tasks; its weights alone cannot change then.
+    alike = all(bundle.manifest.cascade.candidates is None for bundle in (before, after))
+    for pixels in images:
+        if not len(pixels):
+            continue
+        said, says = (run_graph(session, pixels) for session in sessions)
+        for name in NETWORK_NAMES if alike else ():
+            differing = said[name] != says[name][:, :classes]
+            if differing.any():
+                task = int(before.rule.task_of_class[np.argwhere(differing)[0][1]])
+                raise PublishError(f"{precision}: task {task} gives other {name} than in {before.manifest.version}")
+        known, knows = decide(said, before.rule).known, decide(says, after.rule).known
+        lost, allowed = int((known & ~knows).sum()), 0 if alike else int((1 - AGREEMENT) * len(pixels))
+        if lost > allowed:
+            raise PublishError(
+                f"{precision}: {lost} of {int(known.sum())} known images would be refused as unknown; allowed {allowed}"
+            )

@@ -1,0 +1,173 @@
+"""Nodes and constants of an ONNX graph, as they are written; large constants go into files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
+from torch import Tensor
+
+from models.baked import Ternary
+from models.weight_mask import pack_bits
+from serving.bundle import part_name
+
+OPSET, IR_VERSION = 23, 10
+ALIGNMENT = 64
+SHARED = "shared"
+
+
+class Branch(NamedTuple):
+    """Nodes that are run only where a condition says so, and the names of what they give."""
+
+    nodes: list[onnx.NodeProto]
+    outputs: list[str]
+
+
+class GraphWriter:
+    """Writes one graph. Constants named `owner/...` lie in the owner's file: task0, task1, ... or shared."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        self._folder = folder
+        self._precision = precision
+        self._nodes: list[onnx.NodeProto] = []
+        self._open = self._nodes
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._signs: dict[int, str] = {}
+        self._made: set[str] = set()
+        self._suffix = ""
+
+    @contextmanager
+    def branch(self, suffix: str) -> Iterator[list[onnx.NodeProto]]:
+        """Within this, nodes become those of a branch, with a suffix to their names; constants stay the graph's."""
+        self._open, self._suffix = [], f"@{suffix}"
+        try:
+            yield self._open
+        finally:
+            self._open, self._suffix = self._nodes, ""
+
+    def choose(self, path: str, condition: str, then: Branch, otherwise: Branch) -> list[str]:
+        """Run one of two branches; the names of what it gives."""
+        names = [f"{path}/If/{number}" for number in range(len(then.outputs))]
+        graphs = {}
+        for key, chosen in (("then_branch", then), ("else_branch", otherwise)):
+            values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in chosen.outputs]
+            graphs[key] = helper.make_graph(chosen.nodes, f"{path}/{key}", [], values)
+        self._nodes.append(helper.make_node("If", [condition], names, name=f"{path}/If", **graphs))
+        return names
+
+    def add(self, kind: str, path: str, inputs: Sequence[str], *, output: str | None = None, **attributes: Any) -> str:
+        """A node named path/kind; the name of its output."""
+        name = f"{path}/{kind}{self._suffix}"
+        output = output or name
+        self._open.append(helper.make_node(kind, list(inputs), [output], name=name, **attributes))
+        return output
+
+    def add_many(self, kind: str, path: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> list[str]:
+        """A node with several outputs; their names."""
+        name = f"{path}/{kind}{self._suffix}"
+        names = [f"{name}/{number}" for number in range(outputs)]
+        self._open.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
+        return names
+
+    def add_constant(self, kind: str, path: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """A node on constants only: onnxruntime computes it once, when it loads, however often it is asked for."""
+        name = f"{path}/{kind}"
+        if name not in self._made:
+            self._made.add(name)
+            self._nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, value: Tensor | NDArray[Any] | Sequence[int] | float) -> str:
+        """A named tensor; numbers become float32, sequences of whole numbers int64."""
+        if name in self._constants:
+            return name
+        if isinstance(value, Tensor):
+            array: NDArray[Any] = value.detach().cpu().numpy()
+        elif isinstance(value, float):
+            array = np.array(value, dtype=np.float32)
+        else:
+            array = np.asarray(value)
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        owner = name.partition("/")[0] if "/" in name else ""
+        # Shapes and indices of nodes are part of the graph; weights are not.
+        inline = not owner or array.dtype == np.int64
+        self._constants[name] = numpy_helper.from_array(array, name) if inline else self._stored(owner, name, array)
+        return name
+
+    def _stored(self, owner: str, name: str, array: NDArray[Any]) -> onnx.TensorProto:
+        location = part_name(owner, self._precision)
+        if location not in self._files:
+            self._files[location] = (self._folder / location).open("wb")
+        file = self._files[location]
+        file.write(bytes(-file.tell() % ALIGNMENT))
+        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        # onnx marks a tensor as external only where it finds data to replace.
+        tensor.raw_data = b""
+        set_external_data(tensor, location, offset=file.tell(), length=array.nbytes)
+        tensor.ClearField("raw_data")
+        file.write(array.tobytes())
+        return tensor
+
+    def ternary(self, path: str, weights: Ternary, shape: torch.Size) -> str:
+        """Weights of -1, 0 and 1 as floats, from bits: the layer's signs, stored once for all tasks, and a mask."""
+        signs = self._signs.get(weights.signs.data_ptr())
+        if signs is None:
+            layer = f"{SHARED}/{path.partition('/')[2]}"
+            signs = self._signs[weights.signs.data_ptr()] = self._signed(layer, weights.signs, shape)
+        mask = self._bits(f"{path}/mask", weights.mask, shape)
+        return self.add_constant("Mul", f"{path}/kept", [signs, mask])
+
+    def _signed(self, path: str, signs: Tensor, shape: torch.Size) -> str:
+        bits = self._bits(f"{path}/signs", signs, shape)
+        doubled = self.add_constant("Add", f"{path}/doubled", [bits, bits])
+        return self.add_constant("Sub", f"{path}/signed", [doubled, self.constant("one", 1.0)])
+
+    def _bits(self, path: str, mask: Tensor, shape: torch.Size) -> str:
+        """Packed bits to floats of a shape, lowest bit first."""
+        packed = self.constant(f"{path}/packed", pack_bits(mask).view(-1, 1))
+        shifts = self.constant("bit_numbers", np.arange(8, dtype=np.uint8))
+        lowest = self.constant("lowest_bit", np.array(1, dtype=np.uint8))
+        moved = self.add_constant("BitShift", f"{path}/moved", [packed, shifts], direction="RIGHT")
+        bits = self.add_constant("BitwiseAnd", f"{path}/bit", [moved, lowest])
+        flat = self.add_constant("Reshape", f"{path}/flat", [bits, self.constant("flat", [-1])])
+        if mask.numel() % 8:
+            ends = [self.constant(f"{path}/{key}", [number]) for key, number in (("from", 0), ("to", mask.numel()))]
+            flat = self.add_constant("Slice", f"{path}/cut", [flat, *ends])
+        shaped = self.add_constant("Reshape", f"{path}/shaped", [flat, self.constant(f"{path}/shape", list(shape))])
+        return self.add_constant("Cast", f"{path}/float", [shaped], to=TensorProto.FLOAT)
+
+    def finish(
+        self,
+        path: Path,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        metadata: dict[str, str],
+    ) -> None:
+        """Write the graph and check it, with all that lies beside it."""
+        for file in self._files.values():
+            file.close()
+        path.write_bytes(self.model(inputs, outputs, metadata).SerializeToString(deterministic=True))
+        onnx.checker.check_model(path, full_check=True)
+
+    def model(
+        self,
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        metadata: dict[str, str] | None = None,
+    ) -> onnx.ModelProto:
+        """The graph as it is so far."""
+        graph = helper.make_graph(self._nodes, "openworld", inputs, outputs, list(self._constants.values()))
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="openworld"
+        )
+        helper.set_model_props(model, metadata or {})
+        return model

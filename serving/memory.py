@@ -1,0 +1,33 @@
+"""Memory of bundles that are no longer served goes back to the machine, where the C library is glibc."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import Any
+
+LARGE = 4 * 1024 * 1024
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def keep_large_blocks_apart() -> None:
+    """Give every block of LARGE bytes or more pages of its own, which go back when it is freed.
+
+    glibc stops to do so for blocks as large as any that was freed before: the weights of each bundle would then leave
+    holes between smaller things, as measured up to the size of a bundle after every few swaps.
+    """
+    if (mallopt := _libc("mallopt")) is not None:
+        mallopt(_MMAP_THRESHOLD, LARGE)
+        mallopt(_TRIM_THRESHOLD, 2 * LARGE)
+
+
+def give_back() -> None:
+    """What nothing leads to any more is gone now, and not when there happens to be time."""
+    # Requests that were refused leave cycles that lead to what they were asked of.
+    gc.collect()
+    if (trim := _libc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _libc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None)

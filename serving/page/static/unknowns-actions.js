@@ -1,0 +1,140 @@
+// What people do: it is told to the service, and what came of it is shown.
+
+import { Problem } from "./api.js";
+import * as api from "./unknowns-api.js";
+import { allItems, drafts, element, fail, groupWith, held, refresh, say, selection, spelled, undo, wanted } from "./unknowns-board.js";
+import * as view from "./unknowns-view.js";
+
+const AT_ONCE = 100;
+
+export let busy = false;
+
+export async function run(work) {
+  if (busy) return;
+  busy = true;
+  element("main").setAttribute("aria-busy", "true");
+  try {
+    await work();
+    element("problem").hidden = true;
+  } catch (problem) {
+    fail(problem);
+    // Others may have changed what is shown here.
+    if (problem.status === 404 || problem.status === 409) await refresh().catch(() => {});
+  } finally {
+    busy = false;
+    element("main").setAttribute("aria-busy", "false");
+  }
+}
+
+// Tell the service, show what came of it, and offer to take it back.
+const act = (what, body, words) =>
+  run(async () => {
+    const back = wayBack(what, body);
+    const { items = [] } = await api.change(what, body);
+    selection.ids.clear();
+    await refresh();
+    say(words(items.length), back && (() => back(items)));
+  });
+
+// How to restore what is about to be changed; null if the page does not know all of it.
+function wayBack(what, { ids, group }) {
+  if (what === "merge") return null;
+  const shown = new Map(allItems().map((item) => [item.id, item]));
+  const whole = ids === undefined ? groupWith(group) : null;
+  const uniform = whole?.state === "new";
+  if (!uniform && whole && whole.items.length < whole.size) return null;
+  return async (changed) => {
+    const earlier = new Map();
+    for (const id of changed) {
+      const item = uniform ? { state: "new" } : shown.get(id);
+      const [path, body] = what === "move" ? ["move", { group: item.group }] : restoring(item);
+      const key = JSON.stringify([path, body]);
+      earlier.set(key, { path, body, ids: [...(earlier.get(key)?.ids ?? []), id] });
+    }
+    for (const { path, body, ids: some } of earlier.values()) await api.change(path, { ids: some, ...body });
+  };
+}
+
+const restoring = ({ state, label }) =>
+  ({ named: ["label", { label }], known: ["known", { label }], junk: ["junk", {}] })[state] ?? ["clear", {}];
+
+export function takeBack() {
+  const work = undo;
+  if (!work) return;
+  say("");
+  run(async () => {
+    await work();
+    await refresh();
+    say("Undone.");
+  });
+}
+
+// ---- naming
+
+export function name(which, text) {
+  const { label, known } = spelled(text);
+  if (!label) return fail(new Problem("Type what they show first."));
+  const words = (count) =>
+    known
+      ? `Marked ${view.images(count)} as ${view.quoted(label)}, which the model has.`
+      : `Named ${view.images(count)} ${view.quoted(label)}.`;
+  if (which.group !== undefined) drafts.delete(which.group);
+  return act(known ? "known" : "label", { ...which, label }, words);
+}
+
+export const junk = (which) => act("junk", which, (count) => `Marked ${view.images(count)} as junk.`);
+export const clear = (which) => act("clear", which, (count) => `Took the label from ${view.images(count)}.`);
+
+export const move = (ids, group) =>
+  act("move", { ids, group }, (count) =>
+    group === null ? `Took ${view.images(count)} out of the group.` : `Moved ${view.images(count)} to group ${group}.`,
+  );
+
+export const merge = (group, target) =>
+  act("merge", { groups: [target, group] }, () => `Merged group ${group} into group ${target}.`);
+
+export function more(group) {
+  wanted.set(group.id, group.items.length + AT_ONCE);
+  return run(refresh);
+}
+
+// ---- deleting
+
+function sure(title, words, count = null) {
+  const dialog = element("sure");
+  dialog.returnValue = "";
+  element("sure-title").textContent = title;
+  element("sure-words").textContent = words;
+  element("sure-count-box").hidden = count === null;
+  element("sure-count-label").textContent = `Type ${count} to confirm`;
+  element("sure-count").value = "";
+  element("sure-yes").disabled = count !== null;
+  element("sure-count").oninput = ({ target }) => (element("sure-yes").disabled = target.value.trim() !== String(count));
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+export async function remove(ids) {
+  const which = view.images(ids.length);
+  if (!(await sure(`Delete ${which}?`, "The files are deleted as well. This cannot be undone."))) return;
+  await run(async () => {
+    for (const id of ids) await api.remove(id);
+    selection.ids.clear();
+    await refresh();
+    say(`Deleted ${which}.`);
+  });
+}
+
+export async function removeAll() {
+  const count = Object.values(held.states).reduce((sum, some) => sum + some, 0);
+  const words = "Named and learned images go, too, and all files. This cannot be undone.";
+  if (!(await sure(`Delete all ${view.images(count)}?`, words, count))) return;
+  await run(async () => {
+    const { deleted } = await api.removeAll();
+    selection.ids.clear();
+    await refresh();
+    say(`Deleted ${view.images(deleted)}.`);
+  });
+}

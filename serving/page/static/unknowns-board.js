@@ -1,0 +1,176 @@
+// What the service holds, as it is shown.
+
+import { Problem } from "./api.js";
+import * as api from "./unknowns-api.js";
+import { Selection } from "./unknowns-selection.js";
+import * as view from "./unknowns-view.js";
+
+export const element = (id) => document.getElementById(id);
+const SAID_FOR = 12_000;
+
+export let held = null; // what the service told last
+export let undo = null; // takes back what was done last, where that is possible
+export const wanted = new Map(); // group -> how many of its items are shown, if more than at first
+export const drafts = new Map(); // group -> a name that is typed and not saved
+export const selection = new Selection(element("groups"), { onChange: showSelection });
+
+let groups = []; // in an order that stays while the page is open, each with all items that are shown
+let timer = 0;
+const thumbs = new Map(); // item -> its element, kept so that its image need not be loaded again
+
+export async function refresh() {
+  const told = await api.overview();
+  const before = groups.map((group) => group.id);
+  const place = (group) => (before.includes(group.id) ? before.indexOf(group.id) : before.length);
+  // What was just labelled stays where it is, under the hand that labelled it.
+  const sorted = [...told.groups].sort((a, b) => place(a) - place(b));
+  const loose = { ...told.ungrouped, id: view.NONE, states: {}, labels: {} };
+  const all = loose.size ? [...sorted, loose] : sorted;
+  await Promise.all(all.map(complete));
+  held = told;
+  groups = all;
+  show();
+}
+
+// Load as many items of a group as were shown before.
+async function complete(group) {
+  const number = group.id === view.NONE ? null : group.id;
+  const count = Math.min(wanted.get(group.id) ?? 0, group.size);
+  while (group.items.length < count) {
+    const after = group.items.at(-1)?.id ?? 0;
+    const more = await api.items(number, after, Math.min(500, count - group.items.length));
+    group.items = [...group.items, ...more.items];
+    if (more.next === null) break;
+  }
+}
+
+export const allItems = () => groups.flatMap((group) => group.items);
+const itemOf = (id) => allItems().find((item) => item.id === id);
+export const groupOf = (node) => groups.find((group) => String(group.id) === node.closest("[data-group]")?.dataset.group);
+export const groupWith = (id) => groups.find((group) => group.id === id);
+const realGroups = () => groups.filter((group) => group.id !== view.NONE);
+
+// ---- names
+
+// As it is written already, if there is such a class: "Cat" is "cat".
+export function spelled(text) {
+  const name = text.trim();
+  const same = (label) => label.toLowerCase() === name.toLowerCase();
+  const known = held.known.find((label) => label === name) ?? held.known.find(same);
+  const named = held.classes.find((entry) => !entry.in_model && same(entry.label))?.label;
+  return known !== undefined ? { label: known, known: true } : { label: named ?? name, known: false };
+}
+
+export function showHint(input) {
+  const group = groupOf(input);
+  const text = input.value.trim();
+  const { label, known } = spelled(text);
+  const saved = Object.keys(group.labels);
+  const told = known ? `${view.quoted(label)} is a class that the model has` : `${view.quoted(label)} is a new class`;
+  element(`hint-${group.id}`).textContent = text && !(saved.length === 1 && saved[0] === text) ? told : "";
+}
+
+// ---- showing
+
+function show() {
+  const focused = document.activeElement;
+  const { id: focusedId, dataset } = focused ?? {};
+  const place = dataset?.id ? [...focused.parentElement.children].indexOf(focused) : -1;
+  const shown = new Set(allItems().map((item) => item.id));
+  selection.keep(shown);
+  for (const id of thumbs.keys()) if (!shown.has(id)) thumbs.delete(id);
+  element("groups").replaceChildren(...groups.map(groupElement));
+  for (const input of element("groups").querySelectorAll(".name-field")) showHint(input);
+  element("labels").replaceChildren(
+    ...[...new Set([...held.classes.map((entry) => entry.label), ...held.known])].map((value) =>
+      view.make("option", { value }),
+    ),
+  );
+  showAround();
+  showSelection();
+  // Whoever works with the keyboard goes on where they were, or at the image that took the place.
+  if (focusedId && document.activeElement !== element(focusedId)) {
+    const neighbours = dataset.id && element(`group-${dataset.group}`)?.querySelectorAll(".thumb");
+    const next = element(focusedId) ?? neighbours?.[Math.min(place, neighbours.length - 1)];
+    next?.focus({ preventScroll: true });
+  }
+}
+
+function groupElement(group) {
+  const labels = Object.keys(group.labels);
+  const groupLabel = labels.length === 1 ? labels[0] : null;
+  const inGroup = group.items.map((item, at) => {
+    const thumb = thumbs.get(item.id) ?? view.makeThumb(item);
+    thumbs.set(item.id, thumb);
+    view.updateThumb(thumb, item, { selected: selection.ids.has(item.id), groupLabel, focusable: at === 0 });
+    return thumb;
+  });
+  const near = group.near_class;
+  return view.makeGroup(group, {
+    thumbs: inGroup,
+    left: group.size - group.items.length,
+    others: realGroups().filter((other) => other !== group),
+    draft: drafts.get(group.id),
+    suggestion: !labels.length && held.known.includes(near) ? near : null,
+  });
+}
+
+function showAround() {
+  const count = Object.values(held.states).reduce((sum, some) => sum + some, 0);
+  element("chip").replaceChildren(
+    view.make("span", { text: held.user, title: "who labels" }),
+    view.make("span", { text: `${held.model.name} ${held.model.version}`, title: "the model that is served" }),
+  );
+  element("chip").hidden = false;
+  element("progress").hidden = count === 0;
+  element("tally").replaceChildren(...view.tally(held.states));
+  element("classes").replaceChildren(...held.classes.map((entry) => view.namedClass(entry, held.minimum)));
+  element("next-words").textContent = view.nextWords(held.classes, held.minimum);
+  element("learn-command").textContent = held.commands.learn;
+  element("learn").hidden = !held.classes.some((entry) => entry.ready);
+  element("start").hidden = realGroups().length > 0;
+  element("start-title").textContent = count ? "Nothing is grouped yet" : "Nothing unknown has come in yet";
+  element("start-words").textContent = count
+    ? "Images that look alike are easier to name together. Where the training code is, group them with:"
+    : "What the server answers with “unknown” is kept and shows up here. Once there is some, group it with:";
+  element("discover-command").textContent = held.commands.discover;
+  element("changes").replaceChildren(...held.changes.map(view.changeEntry));
+  element("history").hidden = !held.changes.length;
+  element("delete-all").hidden = count === 0;
+}
+
+export function showSelection() {
+  for (const [id, thumb] of thumbs) thumb.setAttribute("aria-selected", String(selection.ids.has(id)));
+  const ids = [...selection.ids];
+  const only = ids.length === 1 ? itemOf(ids[0]) : null;
+  element("bar").hidden = !ids.length;
+  element("bar-count").textContent = `${view.images(ids.length)} selected`;
+  element("bar-about").textContent = only ? view.about(only) : "";
+  element("bar-open").hidden = !only;
+  if (only) element("bar-open").href = api.file(only.id);
+  const chosen = element("bar-target").value;
+  const none = view.make("option", { value: view.NONE, text: "no group" });
+  element("bar-target").replaceChildren(...view.options("Move to …", realGroups()), none);
+  element("bar-target").value = chosen;
+  if (!element("bar-target").value) element("bar-target").value = "";
+  if (!ids.length) element("bar-name").value = "";
+}
+
+export function say(words, back = null) {
+  clearTimeout(timer);
+  undo = back;
+  element("said").hidden = !words;
+  element("said-text").textContent = element("announced").textContent = words;
+  element("undo").hidden = !back;
+  timer = setTimeout(() => (element("said").hidden = true), SAID_FOR);
+}
+
+export function fail(problem) {
+  if (!(problem instanceof Problem)) console.error(problem);
+  const known = problem instanceof Problem ? problem : new Problem("Something went wrong in this page.");
+  element("problem-text").textContent = known.message;
+  element("problem-more").textContent = known.more;
+  element("problem").hidden = false;
+  element("problem").scrollIntoView({ block: "nearest" });
+  say("");
+}

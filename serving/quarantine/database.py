@@ -1,0 +1,192 @@
+"""Transactions on SQLite or PostgreSQL, the same to whoever uses them.
+
+Writers, of all threads, processes and replicas, take turns: SQLite has one writer anyway, and on PostgreSQL a lock of
+our own is taken. So what a writer has looked up still holds when it writes. What was committed survives kill -9 and,
+as both databases wait for the disk, a loss of power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from serving.quarantine import schema
+from serving.quarantine.records import StoreError, UnavailableError
+
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+PATIENCE = 5.0
+"""Seconds to wait for a connection, or for another writer."""
+_TURN = 0x6F70656E
+"""The name of our lock among those of the database."""
+
+
+class Database:
+    """Connects at the first use, and again after the database was away."""
+
+    def __init__(self, url: str) -> None:
+        self._url = _checked(url)
+        self.file = _file(self._url)
+        """Of SQLite; None for a server."""
+        self._inode: int | None = None
+        self._mark = ""
+        self._ready = False
+        self._preparing = threading.Lock()
+        self._engine = _engine(self._url)
+
+    @property
+    def name(self) -> str:
+        """For people; without the password."""
+        return self._url.render_as_string(hide_password=True)
+
+    def mark(self) -> str:
+        """What the names of this quarantine's files have in common."""
+        with self._translated():
+            self._prepare()
+            return self._mark
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._translated():
+            self._prepare()
+            with self._engine.begin() as connection:
+                yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """One transaction, alone among all writers."""
+        with self._translated():
+            self._prepare()
+            with self._turn() as connection:
+                yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Connection]:
+        with self._engine.connect().execution_options(openworld_writes=True) as connection, connection.begin():
+            if self._url.get_backend_name() == POSTGRESQL:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:turn)"), {"turn": _TURN})
+            yield connection
+
+    def _prepare(self) -> None:
+        """Make the tables, or check that they are those that we know; once, unless the database was replaced."""
+        with self._preparing:
+            if self.file is not None and self._ready and _inode(self.file) != self._inode:
+                # Somebody removed or replaced the file; what is written to the old one would be lost.
+                self._engine.dispose()
+                self._ready = False
+            if self._ready:
+                return
+            if self.file is not None:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self._turn() as connection:
+                schema.metadata.create_all(connection)
+                self._mark = self._introduced(connection)
+            self._inode = None if self.file is None else _inode(self.file)
+            self._ready = True
+
+    def _introduced(self, connection: Connection) -> str:
+        """The mark of the quarantine, which is made with its tables."""
+        about = connection.execute(select(schema.about.c.version, schema.about.c.mark)).first()
+        if about is None:
+            mark = secrets.token_hex(4)
+            connection.execute(insert(schema.about).values(version=schema.VERSION, mark=mark))
+            return mark
+        if about.version != schema.VERSION:
+            raise StoreError(
+                f"{self.name}: its tables have version {about.version}; allowed: {schema.VERSION}, "
+                "or a database without a quarantine"
+            )
+        return str(about.mark)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (IntegrityError, DataError):
+            # Not the database's fault: the same would fail again.
+            raise
+        except DBAPIError as error:
+            if isinstance(error, ProgrammingError) or "no such table" in str(error.orig):
+                # The tables are gone with an old database: they are made the next time.
+                self._ready = False
+            raise self._unavailable(error.orig or error) from error
+        except (PoolTimeoutError, sqlite3.Error, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: BaseException) -> UnavailableError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return UnavailableError(f"{self.name} cannot be used: {reason}", part="database")
+
+
+def _checked(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # The text may hold a password.
+        raise StoreError("the quarantine's URL cannot be read; allowed: sqlite:///FILE, postgresql://...") from None
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    backend = parsed.get_backend_name()
+    if backend not in (SQLITE, POSTGRESQL):
+        raise StoreError(f"the quarantine's database is {backend}; allowed: {SQLITE}, {POSTGRESQL}")
+    if backend == SQLITE and parsed.database in (None, "", ":memory:"):
+        raise StoreError("the quarantine's database is in memory; allowed: a file, as in sqlite:////var/lib/q.db")
+    return parsed
+
+
+def _file(url: URL) -> Path | None:
+    return Path(url.database).absolute() if url.get_backend_name() == SQLITE and url.database else None
+
+
+def _inode(file: Path) -> int | None:
+    try:
+        return os.stat(file).st_ino
+    except OSError:
+        return None
+
+
+def _engine(url: URL) -> Engine:
+    arguments: dict[str, Any]
+    if url.get_backend_name() == SQLITE:
+        arguments = {"timeout": PATIENCE}
+    else:
+        # A server behind a dead network is noticed too.
+        arguments = {
+            "connect_timeout": int(PATIENCE),
+            "tcp_user_timeout": int(2000 * PATIENCE),
+            "options": f"-c lock_timeout={int(1000 * PATIENCE)} -c timezone=UTC",
+        }
+    try:
+        engine = create_engine(url, connect_args=arguments, pool_timeout=PATIENCE, pool_pre_ping=True)
+    except (ImportError, NoSuchModuleError) as error:
+        raise StoreError(f"no driver for {url.drivername} ({error}); pip install openworld[postgres]") from error
+    if url.get_backend_name() == SQLITE:
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, record: object) -> None:
+    # Transactions are begun by us: Python would begin them late, and without the lock.
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("openworld_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,81 @@
+"""The tables of a quarantine. Every process that opens one makes them if they are not there."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+VERSION = 1
+
+metadata = MetaData()
+
+about = Table(
+    "openworld_quarantine",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    # Tells the image files of this quarantine from those of others in the same place.
+    Column("mark", String(8), nullable=False),
+)
+
+groups = Table(
+    "openworld_groups",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("cohesion", Double, nullable=False),
+    Column("near_class", Text),
+    Column("shifted", Boolean, nullable=False),
+    # An id is never used again: what a page still shows cannot come to mean something else.
+    sqlite_autoincrement=True,
+)
+
+items = Table(
+    "openworld_items",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("file", Text, nullable=False),
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("kind", String(10), nullable=False),
+    Column("group", ForeignKey(groups.c.id), index=True),
+    Column("label", Text),
+    Column("labelled_by", Text),
+    Column("labelled_at", Double),
+    Column("learned_in", Text),
+    Column("received_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Column("model_version", Text, nullable=False),
+    Column("copies", Integer, nullable=False),
+    Column("width", Integer, nullable=False),
+    Column("height", Integer, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("media_type", String(40), nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("features", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,
+)
+# Counts, sums and the choice of what goes are answered from this index, without a look at the rows.
+Index("openworld_items_age", items.c.state, items.c.received_at, items.c.bytes)
+
+changes = Table(
+    "openworld_changes",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("what", String(20), nullable=False),
+    Column("items", Integer, nullable=False),
+    Column("detail", Text, nullable=False),
+)

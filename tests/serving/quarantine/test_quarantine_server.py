@@ -1,0 +1,103 @@
+"""A real server of two workers whose unknown images are kept, and that answers whatever becomes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.helpers_quarantine import Place, Postgres, noise
+from tests.helpers_serving import COLOURS, Server, eventually, image_bytes, metric, saved, serving
+
+
+def settings(place: Place, **more: str) -> dict[str, str]:
+    chosen = {"URL": place.url, "IMAGES": place.images, **more}
+    return {"OPENWORLD_WORKERS": "2", **{f"OPENWORLD_QUARANTINE_{name}": value for name, value in chosen.items()}}
+
+
+def ask(server: Server, content: bytes) -> dict[str, object]:
+    """Over a connection of its own, so that either worker may answer."""
+    answered = httpx.post(f"{server.url}/predict", content=content)
+    assert answered.status_code == 200
+    return dict(answered.json())
+
+
+def kept(server: Server, count: int) -> bool:
+    return metric(server, "openworld_quarantine_kept_total") == count
+
+
+def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_path: Path) -> None:
+    unknown = [saved(noise(number)) for number in range(20)]
+    with serving(tmp_path / "home", bundle, settings=settings(place)) as server:
+        answers = [ask(server, content) for content in unknown]
+        assert not any(answer["known"] for answer in answers)
+        ask(server, unknown[0])
+        assert ask(server, image_bytes(COLOURS["red"]))["known"]
+        eventually(lambda: kept(server, 20) and metric(server, "openworld_quarantine_copies_total") == 1)
+        assert metric(server, "openworld_quarantine_items") == 20
+        assert metric(server, "openworld_quarantine_dropped_total") == 0
+    store = place.open()
+    items = store.items()
+    assert {store.image(item.id) for item in items} == set(unknown)
+    by_content = dict(zip(unknown, answers, strict=True))
+    for item in items:
+        assert item.answer == by_content[store.image(item.id)]
+        assert item.model_version == item.answer["model"]["version"]
+        assert (item.kind, item.state) == ("unknown", "new")
+
+
+def test_a_share_of_what_is_known_is_kept_for_an_audit(bundle: Path, tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    with serving(tmp_path / "home", bundle, settings=settings(place, AUDIT_SHARE="1")) as server:
+        ask(server, image_bytes(COLOURS["red"]))
+        eventually(lambda: kept(server, 1))
+    (item,) = place.open().items()
+    assert (item.kind, item.answer["label"]) == ("audit", "red")
+
+
+def test_without_a_place_for_images_answers_go_on(bundle: Path, tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    Path(place.images).write_text("in the way")
+    with serving(tmp_path / "home", bundle, settings=settings(place, QUEUE="4")) as server:
+        for number in range(20):
+            assert not ask(server, saved(noise(number)))["known"]
+        eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="images") >= 2)
+        eventually(lambda: metric(server, "openworld_quarantine_dropped_total", reason="queue_full") >= 1)
+        Path(place.images).unlink()
+        eventually(lambda: metric(server, "openworld_quarantine_kept_total") >= 5)
+
+
+def test_without_its_database_answers_go_on(running_postgres: Postgres, bundle: Path, tmp_path: Path) -> None:
+    place = Place(running_postgres.new_database(), str(tmp_path / "images"))
+    with serving(tmp_path / "home", bundle, settings=settings(place)) as server:
+        ask(server, saved(noise(0)))
+        eventually(lambda: kept(server, 1))
+        running_postgres.stop()
+        try:
+            for number in range(1, 11):
+                assert not ask(server, saved(noise(number)))["known"]
+            eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="database") >= 2)
+        finally:
+            running_postgres.start()
+        eventually(lambda: kept(server, 11), patience=30)
+        assert metric(server, "openworld_quarantine_dropped_total") == 0
+        assert "secret" not in server.log.read_text()
+    assert len(place.open().items()) == 11
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ({"URL": "mysql://ann:secret@host/db"}, "OPENWORLD_QUARANTINE_URL is a URL of 'mysql'; allowed: sqlite"),
+        ({"URL": "sqlite:///q.db", "IMAGES": "nowhere://x"}, "images cannot be kept at nowhere://x"),
+    ],
+)
+def test_what_cannot_be_used_stops_the_server_at_the_start(
+    chosen: dict[str, str], problem: str, bundle: Path, tmp_path: Path
+) -> None:
+    variables = {f"OPENWORLD_QUARANTINE_{name}": value for name, value in chosen.items()}
+    refusing = pytest.raises(RuntimeError, match=f"exit code 2:\n{problem}")
+    with refusing as refused, serving(tmp_path / "home", bundle, settings=variables):
+        pass
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,281 @@
+"""The store, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+from sqlalchemy import text
+
+from serving.quarantine import Caps, StoreError, UnknownIdError, caps, labels
+from serving.quarantine.caps import DAY
+from serving.quarantine.store import Store
+from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
+from tests.helpers_serving import saved
+
+
+def test_everything_about_an_image_is_kept(place: Place, store: Store) -> None:
+    given = arrival(3, received_at=1_700_000_000.25)
+    (item_id,), copies = store.add([given])
+    assert copies == 0
+    (item,) = place.open().items()
+    assert (item.id, item.state, item.kind, item.group, item.copies) == (item_id, "new", "unknown", None, 1)
+    assert (item.received_at, item.seen_at) == (1_700_000_000.25, 1_700_000_000.25)
+    assert (item.model_version, item.answer) == ("abc", given.answer)
+    assert (item.width, item.height, item.size, item.media_type) == (24, 24, len(given.content), "image/png")
+    assert (item.label, item.labelled_by, item.labelled_at, item.learned_in) == (None, None, None, None)
+    assert item.features.dtype == np.float32
+    np.testing.assert_array_equal(item.features, given.features)
+    assert place.open().image(item_id) == given.content
+
+
+def test_the_same_bytes_are_counted_and_not_stored_again(place: Place, store: Store) -> None:
+    first = arrival(1, received_at=100.0)
+    assert store.add([first, first, arrival(2)]) == ([1, 2], 1)
+    assert store.add([arrival(1, received_at=200.0), arrival(1, received_at=50.0)]) == ([], 2)
+    one, two = store.items()
+    assert (one.copies, one.received_at, one.seen_at) == (4, 100.0, 200.0)
+    assert two.copies == 1
+    assert len(place.files()) == 2
+
+
+def test_what_looks_the_same_is_counted_and_not_stored_again(place: Place, store: Store) -> None:
+    image = noise(1, side=48)
+    alike = [
+        saved(image, "JPEG", quality=80),
+        saved(image.resize((96, 96), Image.Resampling.BILINEAR)),
+        saved(ImageEnhance.Brightness(image).enhance(1.04)),
+    ]
+    store.add([arrival(content=saved(image)), arrival(content=alike[0])])
+    store.add([arrival(content=content) for content in alike[1:]])
+    (item,) = store.items()
+    assert item.copies == 4
+    assert store.image(item.id) == saved(image)
+    assert len(place.files()) == 1
+
+
+def test_a_copy_is_noticed_whoever_stored_the_first(place: Place, store: Store) -> None:
+    other = place.open()
+    store.add([arrival(1)])
+    assert other.add([arrival(content=saved(noise(1), "JPEG", quality=95)), arrival(2)]).copies == 1
+    assert store.add([arrival(content=saved(noise(2), "JPEG", quality=95))]).copies == 1
+    assert [item.copies for item in store.items()] == [2, 2]
+
+
+def test_what_another_process_deleted_is_stored_again(place: Place, store: Store) -> None:
+    store.add(arrivals(range(3)))
+    place.open().delete([1, 2])
+    again = arrival(content=saved(noise(1), "JPEG", quality=95))
+    assert store.add([arrival(0), again]) == ([4, 5], 0)
+    assert store.image(5) == again.content
+    assert len(place.files()) == 3
+
+
+def test_an_audited_image_that_is_unknown_later_counts_as_unknown(store: Store) -> None:
+    store.add([arrival(1, kind="audit", model_version="old")])
+    store.add([arrival(1, model_version="new", features=np.ones(9, dtype=np.float32))])
+    (item,) = store.items()
+    assert (item.kind, item.model_version, item.copies, len(item.features)) == ("unknown", "new", 2, 9)
+    store.add([arrival(1, kind="audit", model_version="newest")])
+    assert [(item.kind, item.model_version) for item in store.items()] == [("unknown", "new")]
+
+
+def test_items_are_chosen_by_what_they_are(store: Store) -> None:
+    store.add([*arrivals(range(5)), arrival(5, kind="audit")])
+    store.mark_junk([2], "ann")
+
+    def ids(**wanted: object) -> list[int]:
+        return [item.id for item in store.items(**wanted)]  # type: ignore[arg-type]
+
+    assert ids() == [1, 2, 3, 4, 5, 6]
+    assert ids(state="junk") == [2]
+    assert ids(kind="audit") == [6]
+    assert ids(state="new", kind="unknown", after=1, limit=2) == [3, 4]
+    assert ids(ids=[5, 1, 99, 5]) == [1, 5]
+    assert ids(ids=[5, 1], limit=1) == [1]
+    assert ids(ids=[]) == []
+
+
+def test_deletion_takes_the_files_along(place: Place, store: Store) -> None:
+    store.add(arrivals(range(4)))
+    assert store.delete([2, 3, 99], "ann") == 2
+    assert [item.id for item in store.items()] == [1, 4]
+    assert len(place.files()) == 2
+    with pytest.raises(UnknownIdError, match="no item 2"):
+        store.image(2)
+    assert store.delete_all() == 2
+    assert store.items() == []
+    assert place.files() == []
+    assert store.held() == (0, 0, {})
+    assert [(change.who, change.what, change.items) for change in store.changes()] == [("ann", "delete", 2)]
+
+
+# ---- caps
+
+
+def test_the_oldest_new_ones_go_first_and_a_persons_work_last(place: Place, store: Store) -> None:
+    store.add([arrival(number, received_at=time.time() - 100 + number) for number in range(6)])
+    store.name([1], "eight", "ann")
+    store.mark_known([2], "three", "ann")
+    store.mark_junk([6], "ann")
+    assert store.enforce(Caps(items=6)) == {}
+    assert store.enforce(Caps(items=4)) == {"items": 2}
+    assert [item.id for item in store.items()] == [1, 2, 4, 5]
+    assert store.enforce(Caps(items=2)) == {"items": 2}
+    assert [item.id for item in store.items()] == [1, 2]
+    # What comes now is not worth a label that was given.
+    store.add([arrival(9)])
+    store.enforce(Caps(items=2))
+    assert [item.id for item in store.items()] == [1, 2]
+    assert store.enforce(Caps(items=1)) == {"items": 1}
+    assert [item.id for item in store.items()] == [2]
+    assert len(place.files()) == 1
+
+
+def test_bytes_are_capped(store: Store) -> None:
+    store.add([arrival(number, received_at=time.time() - 100 + number) for number in range(4)])
+    held = store.held()
+    sizes = [len(saved(noise(number))) for number in range(4)]
+    assert held.items == 4
+    assert held.bytes > sum(sizes)
+    assert store.enforce(Caps(bytes=held.bytes)) == {}
+    assert store.enforce(Caps(bytes=held.bytes - 1)) == {"bytes": 1}
+    assert [item.id for item in store.items()] == [2, 3, 4]
+    assert store.enforce(Caps(bytes=1)) == {"bytes": 3}
+
+
+def test_age_is_capped_and_a_label_makes_young(store: Store) -> None:
+    long_ago = time.time() - 10 * DAY
+    store.add([arrival(number, received_at=long_ago + number) for number in range(3)])
+    store.add([arrival(3)])
+    store.name([2], "eight", "ann")
+    assert store.enforce(Caps(days=11)) == {}
+    assert store.enforce(Caps(days=9)) == {"days": 2}
+    assert [item.id for item in store.items()] == [2, 4]
+
+
+def test_many_go_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than go into one statement."""
+    for module in (caps, labels):
+        monkeypatch.setattr(module, "_AT_ONCE", 7)
+    store.add(arrivals(range(40)))
+    store.name(range(1, 31), "eight", "ann")
+    assert store.enforce(Caps(items=12)) == {"items": 28}
+    assert [item.id for item in store.items(ids=range(1, 41))] == list(range(19, 31))
+    assert store.delete_all() == 12
+
+
+# ---- files
+
+
+def test_files_that_no_row_names_are_swept(place: Place, store: Store) -> None:
+    store.add(arrivals(range(2)))
+    kept = place.files()
+    left_behind = kept[0].with_name(kept[0].name[:-8] + "01234567")
+    unfinished = kept[0].with_name(kept[0].name[:-8] + "89abcdef.part")
+    of_others = [kept[0].with_name("notes.txt"), kept[0].with_name(f"{'0' * 64}-ffffffff-01234567")]
+    for path in (left_behind, unfinished, *of_others):
+        path.write_bytes(b"half an ima")
+    assert store.sweep() == 0, "it may still be getting its row"
+    assert store.sweep(unowned_for=-1) == 2
+    assert place.files() == sorted([*kept, *of_others])
+
+
+def test_a_file_that_was_damaged_or_removed_is_not_shown(place: Place, store: Store) -> None:
+    store.add(arrivals(range(2)))
+    (file,) = [path for path in place.files() if path.read_bytes() == saved(noise(0))]
+    file.write_bytes(b"something else")
+    with pytest.raises(StoreError, match="image file of item 1 is damaged"):
+        store.image(1)
+    file.unlink()
+    with pytest.raises(StoreError, match="is gone"):
+        store.image(1)
+    assert store.delete([1]) == 1
+
+
+def test_images_may_lie_wherever_fsspec_reaches(place: Place, tmp_path: Path) -> None:
+    store = Store.open(place.url, f"memory://{tmp_path.name}/{place.url.rpartition('/')[2]}")
+    store.add(arrivals(range(3)))
+    assert store.image(2) == saved(noise(1))
+    assert store.delete([2]) == 1
+    assert [item.id for item in store.items()] == [1, 3]
+    assert store.sweep(unowned_for=-1) == 0
+    assert store.delete_all() == 2
+    assert place.files() == []
+
+
+# ---- opening
+
+
+def test_tables_of_another_version_are_refused(place: Place, store: Store) -> None:
+    with store._database.writing() as connection:
+        connection.execute(text("UPDATE openworld_quarantine SET version = 99"))
+    with pytest.raises(StoreError, match="have version 99; allowed: 1") as refused:
+        place.open()
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("sqlite://", "in memory; allowed: a file"),
+        ("mysql://u:secret@h/d", "is mysql; allowed: sqlite, postgresql"),
+        ("secret", "cannot be read; allowed: sqlite:///FILE"),
+        ("postgresql://u:secret@h/d", "no place for the images"),
+    ],
+)
+def test_what_cannot_be_a_quarantine_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(StoreError, match=problem) as refused:
+        Store(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_images_lie_beside_the_file_unless_said_otherwise(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/deep/down/q.db")
+    store.add([arrival(1)])
+    assert len(list((tmp_path / "deep/down/images").iterdir())) == 1
+
+
+def test_a_file_database_waits_for_the_disk_and_lets_others_read(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/q.db")
+    with store._database.reading() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2
+        store.add([arrival(1)])
+
+
+# ---- several processes
+
+WRITER = """
+import sys
+from serving.quarantine.store import Store
+from tests.helpers_quarantine import arrivals
+
+store = Store.open(sys.argv[1], sys.argv[2])
+print("ready", flush=True)
+input()
+for start in range(0, 60, 5):
+    store.add(arrivals(range(start, start + 10)))
+"""
+
+
+def test_two_processes_write_at_once(place: Place) -> None:
+    """The same images at the same time: each is stored once, and each arrival is counted."""
+    writers = [run_python(WRITER, place.url, place.images, stdin=-1) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    store = place.open()
+    items = store.items()
+    assert len(items) == 65
+    assert sum(item.copies for item in items) == 2 * 12 * 10
+    assert {store.image(item.id) for item in items} == {saved(noise(number)) for number in range(65)}
+    assert len(place.files()) == 65

@@ -1,0 +1,237 @@
+"""New classes on top of a finished run, days later, from nothing but its checkpoint and their own images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_source, use_tiny_preset
+from training import fit
+from training.checkpoint import CONFIG, CURRENT, METRICS, load, read_config
+from training.datasets import SOURCES, Source
+from training.evaluate import all_outputs, open_run
+from training.evaluate import main as evaluate
+
+FIRST, ADDED = "zero,one; two", "three,four"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+def run(out: Path, *more: str) -> int:
+    return fit.main(["--out", str(out), *more])
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    return {**json.loads((folder / METRICS).read_text()), "wall_seconds": None}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module", params=["hat", "sup"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def first_run(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three classes; tests work on copies of it."""
+    folder = tmp_path_factory.mktemp(method) / "first"
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        assert run(folder, "--method", method, "--tasks", FIRST) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_run(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, taught everything at once."""
+    folder = tmp_path_factory.mktemp(method) / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        assert run(folder, "--method", method, "--tasks", f"{FIRST}; {ADDED}") == 0
+    return folder
+
+
+@pytest.fixture
+def copied(first_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first_run, tmp_path / "run"))
+
+
+def assert_same_run(got: Path, wanted: Path) -> None:
+    assert_same_tensors(run_tensors(got), run_tensors(wanted))
+    assert load(got).progress.rules == load(wanted).progress.rules
+    assert metrics(got) == metrics(wanted)
+
+
+def test_learning_in_two_sittings_ends_as_learning_in_one(copied: Path, whole_run: Path) -> None:
+    assert run(copied, "--add-task", ADDED) == 0
+    assert_same_run(copied, whole_run)
+    assert [lesson.tasks for lesson in read_config(copied).lessons] == [(("zero", "one"), ("two",)), (("three", "four"),)]
+
+
+def test_several_tasks_may_come_at_once_or_one_by_one(copied: Path, first_run: Path, tmp_path: Path) -> None:
+    assert run(copied, "--add-task", "four; three") == 0
+    other = Path(shutil.copytree(first_run, tmp_path / "other"))
+    assert run(other, "--add-task", "four") == 0
+    assert run(other, "--add-task", "three") == 0
+    assert_same_run(copied, other)
+
+
+def test_earlier_tasks_answer_to_the_bit_as_before(copied: Path) -> None:
+    before = open_run(copied, CPU)
+    pixels = tiny_source().test.pixels
+    said = all_outputs(before.network, pixels, CPU)
+    assert run(copied, "--add-task", ADDED) == 0
+    after = open_run(copied, CPU)
+    for name, values in all_outputs(after.network, pixels, CPU).items():
+        assert values[:, :3].tobytes() == said[name].tobytes(), name
+    assert after.rule.tasks[:2] == before.rule.tasks
+
+
+def test_no_old_image_is_looked_at(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old classes' training images are noise by now, and nothing changes."""
+    whole = tiny_source()
+    noise = np.random.default_rng(1).integers(0, 255, whole.train.pixels.shape, dtype=np.uint8)
+    old = np.isin(whole.train.labels, ["zero", "one", "two"])
+    whole.train.pixels[old] = noise[old]
+
+    def load_noise(*place: Any) -> Source:
+        return whole
+
+    other = Path(shutil.copytree(copied, copied.with_name("other")))
+    assert run(other, "--add-task", ADDED) == 0
+    monkeypatch.setitem(SOURCES, "tiny", load_noise)
+    assert run(copied, "--add-task", ADDED) == 0
+    assert_same_run(copied, other)
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whole_run: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, number, written=number != 3)
+        assert run(copied, "--add-task", ADDED) == 130
+    assert not (copied / METRICS).exists(), "the metrics of fewer tasks than it shall have"
+    assert run(copied, "--resume") == 0
+    assert_same_run(copied, whole_run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--add-task", "three,two"], "task 1 has learned 'two' already, and a class belongs to one task"),
+        (["--add-task", "three,three"], "each class belongs to one task; given twice: three"),
+        (["--add-task", "three,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
+        (["--add-task", " ; "], "every task needs at least one class"),
+        (["--add-task", "three", "--data", "/nowhere"], "/nowhere: no such folder"),
+        (["--add-task", "three", "--resume"], "--resume and --add-task do not go together; allowed: one of them"),
+        (["--add-task", "three", "--seed", "1"], "config.json says: leave out --seed"),
+        (["--add-unknowns", "elsewhere"], "--add-unknowns elsewhere is the run: leave out --out"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_and_changes_nothing(
+    arguments: list[str], message: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(copied)
+    assert run(copied, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert files(copied) == before
+
+
+def test_an_unfinished_run_is_to_be_finished_first(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 2, written=True)
+        assert run(copied, "--add-task", "three") == 130
+    assert run(copied, "--add-task", "four") == 2
+    assert f"2 of 3 tasks are learned; finish it first with `python -m training.fit --out {copied} --resume`" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_is_no_run_cannot_be_added_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "run", "--add-task", "three") == 2
+    assert "not a run" in capsys.readouterr().err
+
+
+# ---- images that come from elsewhere
+
+
+def write_classes(root: Path, labels: tuple[str, ...]) -> Path:
+    """The training and test images of some classes, as folders of PNG files."""
+    whole = tiny_source()
+    for part, images in (("train", whole.train), ("test", whole.test)):
+        for label in labels:
+            folder = root / part / label
+            folder.mkdir(parents=True)
+            for number, pixels in enumerate(images.of([label]).pixels):
+                Image.fromarray(pixels[:, :, 0]).save(folder / f"{number:03}.png")
+    return root
+
+
+def test_a_folder_of_new_classes_is_learned_and_remembered(copied: Path, tmp_path: Path) -> None:
+    folder = write_classes(tmp_path / "more", ("three", "four"))
+    other = Path(shutil.copytree(copied, tmp_path / "other"))
+    assert run(other, "--add-task", ADDED, "--data", str(folder)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 2, written=True)
+        assert run(copied, "--add-task", ADDED, "--data", str(folder)) == 130
+    assert read_config(copied).lessons[1].data == str(folder)
+    assert run(copied, "--resume") == 0
+    assert_same_run(copied, other)
+
+
+def test_a_folder_of_other_classes_is_refused_by_name(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "more", ("three",))
+    assert run(copied, "--add-task", ADDED, "--data", str(folder)) == 2
+    assert "no images of 'four'; the data has: three" in capsys.readouterr().err
+
+
+def test_images_that_are_gone_are_said_and_left_out(
+    copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "more", ("three", "four"))
+    assert run(copied, "--add-task", ADDED, "--data", str(folder)) == 0
+    whole = metrics(copied)
+    assert (whole["test_images"], whole["untested_tasks"]) == (25, [])
+    moved = folder.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert evaluate([str(copied), "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert f"not measured: no test images of three, four: {folder}: no such folder" in caplog.text
+    assert (measured["test_images"], measured["untested_tasks"]) == (15, [2])
+    assert measured["accuracy_matrix"][2] == [*whole["accuracy_matrix"][2][:2], None]
+    assert evaluate([str(copied)]) == 0, "a table with a gap"
+    capsys.readouterr()
+    assert evaluate([str(copied), "--json", "--data", str(moved)]) == 0
+    assert {**json.loads(capsys.readouterr().out), "wall_seconds": None} == whole
+
+
+def test_a_run_whose_images_are_all_gone_cannot_be_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "images", ("zero", "one"))
+    assert run(tmp_path / "run", "--preset", "digits", "--data", str(folder)) == 0
+    shutil.rmtree(folder)
+    assert evaluate([str(tmp_path / "run")]) == 2
+    assert f"error: no test images of one, zero: {folder}: no such folder" in capsys.readouterr().err
+
+
+def test_a_run_stores_no_image(copied: Path) -> None:
+    assert run(copied, "--add-task", ADDED) == 0
+    assert {path.name for path in copied.iterdir()} == {CONFIG, METRICS, CURRENT, "checkpoint.previous.safetensors"}
+    shapes = [tensor.shape for tensor in run_tensors(copied).values()]
+    assert not [shape for shape in shapes if tuple(shape[-2:]) == (8, 8)]

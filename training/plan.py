@@ -1,0 +1,151 @@
+"""What the command line of training.fit asks for: a run as it shall be, and where its images are."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from training.checkpoint import RunError, load, read_config, started
+from training.config import METHODS, PRESETS, Lesson, RunConfig, choose_preset
+from training.datasets import kind_of, load_source
+from training.sources import Sources
+from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks
+from training.unknowns import MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
+
+DEFAULT_RUN = Path("runs/digits")
+SETTLED = ("preset", "method", "seed", "tasks", "classes_per_task")
+"""What a run cannot change once it has begun."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run in `folder` that shall learn all of `config`."""
+
+    folder: Path
+    config: RunConfig
+    sources: Sources
+    quarantine: Address | None = None
+    begun: bool = True
+    """Whether `folder` holds a run already."""
+    grown: bool = False
+    """Whether `config` is new, because there is more to learn or all of it is."""
+
+
+def make_plan(chosen: argparse.Namespace) -> Plan:
+    """The run that the command line asks for."""
+    folder = chosen.add_unknowns or chosen.out or DEFAULT_RUN
+    if chosen.add_unknowns and chosen.out not in (None, chosen.add_unknowns):
+        raise RunError(f"--add-unknowns {chosen.add_unknowns} is the run: leave out --out {chosen.out}")
+    quarantine = _quarantine(chosen)
+    ways = {"--resume": chosen.resume, "--add-task": chosen.add_task, "--add-unknowns": chosen.add_unknowns}
+    given = [name for name, value in ways.items() if value]
+    if not given:
+        return _new_run(folder, chosen)
+    if len(given) > 1:
+        raise RunError(f"{' and '.join(given)} do not go together; allowed: one of them")
+    if settled := [f"--{name.replace('_', '-')}" for name in SETTLED if getattr(chosen, name) is not None]:
+        raise RunError(f"{given[0]} goes on as {folder}/config.json says: leave out {', '.join(settled)}")
+    if chosen.resume:
+        config = read_config(folder)
+        if config.lessons[-1].dataset == QUARANTINE:
+            quarantine = quarantine or address_of(config.lessons[-1])
+        return Plan(folder, config, Sources(config, chosen.data, quarantine), quarantine, started(folder))
+    if chosen.add_task:
+        return _added_task(folder, _finished(folder), chosen)
+    return _added_unknowns(folder, _finished(folder), chosen, quarantine)
+
+
+def _quarantine(chosen: argparse.Namespace) -> Address | None:
+    if chosen.quarantine:
+        return Address(chosen.quarantine, chosen.images)
+    return Address.from_environment() if chosen.add_unknowns else None
+
+
+def _new_run(folder: Path, chosen: argparse.Namespace) -> Plan:
+    if started(folder):
+        raise RunError(
+            f"{folder} holds a run already: go on with --resume, teach it more with --add-task, or choose another --out"
+        )
+    preset = choose_preset(chosen.preset or ("images" if chosen.data else "digits"), chosen.method or "hat")
+    data = _place(chosen.data)
+    kind = kind_of(preset.dataset, data)
+    source = load_source(kind, preset.image, data)
+    if chosen.tasks:
+        tasks = parse_tasks(chosen.tasks)
+    else:
+        known = [label for label in source.classes if label not in preset.held_out]
+        tasks = in_tasks_of(
+            known, preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
+        )
+    check_classes(tasks, source)
+    config = RunConfig(preset, chosen.seed or 0, (Lesson(tasks, kind, data),))
+    return Plan(folder, config, Sources(config), begun=False, grown=True)
+
+
+def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> Plan:
+    tasks = parse_tasks(chosen.add_task)
+    check_new(tasks, config)
+    data = _place(chosen.data)
+    if data is None:
+        # Where the images of the run came from there may be more classes.
+        lesson = replace(next(old for old in config.lessons if old.dataset != QUARANTINE), tasks=tasks)
+    else:
+        lesson = Lesson(tasks, kind_of(config.preset.dataset, data), data)
+    config = replace(config, lessons=(*config.lessons, lesson))
+    sources = Sources(config)
+    check_classes(tasks, sources.of(lesson))
+    return Plan(folder, config, sources, grown=True)
+
+
+def _added_unknowns(folder: Path, config: RunConfig, chosen: argparse.Namespace, quarantine: Address | None) -> Plan:
+    if quarantine is None:
+        raise RunError("--add-unknowns learns from a quarantine: give its URL with --quarantine")
+    with quarantine.opened() as store:
+        named = {label: [item.id for item in bearing] for label, bearing in store.labelled().items()}
+    items = choose_unknowns(named, config, MIN_IMAGES if chosen.min_images is None else chosen.min_images)
+    if items:
+        lesson = Lesson((tuple(items),), QUARANTINE, quarantine.public, quarantine.images, items)
+        config = replace(config, lessons=(*config.lessons, lesson))
+    sources = Sources(config, quarantine=quarantine)
+    if items:
+        sources.of(config.lessons[-1])
+    return Plan(folder, config, sources, quarantine, grown=bool(items))
+
+
+def _finished(folder: Path) -> RunConfig:
+    """The configuration of a run that has learned all its tasks."""
+    config = read_config(folder)
+    learned = load(folder).progress.task
+    if learned < len(config.tasks):
+        raise RunError(
+            f"{folder}: {learned} of {len(config.tasks)} tasks are learned; "
+            f"finish it first with `python -m training.fit --out {folder} --resume`"
+        )
+    return config
+
+
+def _place(data: str | None) -> str | None:
+    """A folder by its full name, because days later one may stand elsewhere."""
+    return None if data is None else str(Path(data).resolve())
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training.fit", description=description)
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images with --data")
+    parser.add_argument("--method", choices=METHODS, help="default: hat")
+    parser.add_argument("--out", type=Path, metavar="RUN", help=f"default: {DEFAULT_RUN}")
+    parser.add_argument("--seed", type=int, help="default: 0")
+    parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")
+    parser.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="which classes make which task")
+    parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
+    later = parser.add_argument_group("going on with a run")
+    later.add_argument("--resume", action="store_true", help="go on with the run in --out where it stopped")
+    later.add_argument("--add-task", metavar='"bus,tram"', help="teach the finished run in --out new classes")
+    later.add_argument("--add-unknowns", type=Path, metavar="RUN", help="teach a finished run what people have named")
+    unknowns = parser.add_argument_group("with --add-unknowns, and to resume it")
+    unknowns.add_argument("--quarantine", metavar="URL", help="default: what OPENWORLD_QUARANTINE_URL says")
+    unknowns.add_argument("--images", metavar="PLACE", help="where its images are, if not beside it")
+    unknowns.add_argument("--min-images", type=int, metavar="N", help=f"a class needs so many; default: {MIN_IMAGES}")
+    unknowns.add_argument("--publish", type=Path, metavar="SHELF", help="export to this folder of bundles")
+    return parser

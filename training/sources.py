@@ -1,0 +1,74 @@
+"""The images of a run's lessons, wherever each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from training.config import Lesson, RunConfig
+from training.datasets import DataError, Source, join, kind_of, load_source
+from training.unknowns import QUARANTINE, Address, load_unknowns
+
+
+class Sources:
+    """Each source is read once, when it is first asked for; one that is gone is missed only by those who need it."""
+
+    def __init__(self, config: RunConfig, data: str | None = None, quarantine: Address | None = None) -> None:
+        """`data` stands in for the place of every lesson whose classes it has, `quarantine` for the last lesson's."""
+        self.config = config
+        self._moved = data
+        self._quarantine = quarantine
+        self._read: dict[tuple[str, str | None, tuple[str, ...] | None], Source] = {}
+
+    def of(self, lesson: Lesson) -> Source:
+        """The images of a lesson, or a DataError that says why there are none."""
+        if lesson.dataset == QUARANTINE:
+            return self._once(lesson, self._load_unknowns)
+        if self._moved is not None:
+            kind = kind_of(self.config.preset.dataset, self._moved)
+            elsewhere = self._once(replace(lesson, dataset=kind, data=self._moved), self._load)
+            if set(lesson.labels) <= set(elsewhere.classes):
+                return elsewhere
+        return self._once(lesson, self._load)
+
+    def test_images(self) -> tuple[Source, list[str]]:
+        """The test images of all lessons that are at hand, and why others are not."""
+        found: list[tuple[Lesson, Source]] = []
+        missing = []
+        for lesson in self.config.lessons:
+            try:
+                source = self.of(lesson)
+                if not len(source.test.of(lesson.labels)):
+                    raise DataError("none is left")
+                found.append((lesson, source))
+            except DataError as error:
+                missing.append(f"no test images of {', '.join(lesson.labels)}: {error}")
+        if not found:
+            raise DataError("; ".join(missing))
+        return _joint(self.config, found), missing
+
+    def _once(self, lesson: Lesson, load: Callable[[Lesson], Source]) -> Source:
+        key = (lesson.dataset, lesson.data, lesson.labels if lesson.dataset == QUARANTINE else None)
+        if key not in self._read:
+            self._read[key] = load(lesson)
+        return self._read[key]
+
+    def _load(self, lesson: Lesson) -> Source:
+        return load_source(lesson.dataset, self.config.preset.image, lesson.data)
+
+    def _load_unknowns(self, lesson: Lesson) -> Source:
+        return load_unknowns(lesson, self.config, self._quarantine if lesson == self.config.lessons[-1] else None)
+
+
+def _joint(config: RunConfig, found: list[tuple[Lesson, Source]]) -> Source:
+    """Every lesson's classes from its own source, and from each source the classes that no lesson has."""
+    tests = [source.test.of(lesson.labels) for lesson, source in found]
+    seen: list[Source] = []
+    classes = [label for lesson, _ in found for label in lesson.labels]
+    for _, source in found:
+        if all(source is not other for other in seen):
+            seen.append(source)
+            unlearned = [label for label in source.classes if label not in config.labels]
+            tests.append(source.test.of(unlearned))
+            classes += [label for label in unlearned if label not in classes]
+    return Source(found[0][1].train, join(tests), tuple(classes))
