@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
@@ -68,6 +69,18 @@ class Exporter:
 
     def add(self, precision: str) -> None:
         """Write a graph in a precision, verify it, and let it give the golden answers."""
+        run = self.run
+        session = self.write(precision)
+        if precision == "fp32":
+            pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
+            self.verification[precision] = verify(run.network, run.rule, session, pixels, self.cascade.candidates)
+            self._exact = run_graph(session, self.evidence.pixels) if len(self.evidence) else {}
+        else:
+            got = run_graph(session, self.evidence.pixels)
+            self.verification[precision] = verify_precision(precision, self._exact, got, run.rule, self.evidence)
+
+    def write(self, precision: str) -> ort.InferenceSession:
+        """Write a graph in a precision and let it give the golden answers; a session of it."""
         run, preset = self.run, self.run.config.preset
         plan = GraphPlan(
             image=preset.image,
@@ -80,15 +93,9 @@ class Exporter:
         )
         write_graph(self.folder, partial(bake_task, run.network), plan)
         session = open_session(self.folder, precision)
-        if precision == "fp32":
-            pixels = synthetic_images(preset.image, VERIFIED_IMAGES)
-            self.verification[precision] = verify(run.network, run.rule, session, pixels, plan.candidates)
-            self._exact = run_graph(session, self.evidence.pixels) if len(self.evidence) else {}
-        else:
-            got = run_graph(session, self.evidence.pixels)
-            self.verification[precision] = verify_precision(precision, self._exact, got, run.rule, self.evidence)
         outputs = run_graph(session, self.golden.pixels)
         self.golden.outputs[precision] = {name: outputs[name] for name in OUTPUT_NAMES}
+        return session
 
     def seal(self, metrics: dict[str, Any], before: Bundle | None) -> Manifest:
         """Write what is left: rule, golden answers and manifest."""

@@ -109,15 +109,12 @@ class FloatBody:
 def selection(writer: GraphWriter, path: str, layer: Align) -> str:
     """Weights [after, before, 1, 1] of 0 and 1: the convolution that does what an alignment does.
 
-    Convolutions in onnxruntime have a memory layout of their own, which a Gather between two of them would undo and
-    redo; and the sum that follows is made by a convolution, at no cost of its own.
+    In onnxruntime convolutions have a memory layout of their own, which a Gather between two of them would undo and
+    redo, and a sum of two of them is made by the second as it goes.
     """
     index = writer.constant(f"{path}/index", layer.index.cpu().numpy().astype(np.int64))
     depth = writer.constant(f"{path}/channels", [layer.channels])
     # A channel that the layer before does not have is numbered one past the last, where OneHot gives zeros only.
-    rows = writer.add_constant("OneHot", f"{path}/rows", [index, depth, _off_on(writer)])
+    off_on = writer.constant("off_on", np.array([0, 1], dtype=np.float32))
+    rows = writer.add_constant("OneHot", f"{path}/rows", [index, depth, off_on])
     return writer.add_constant("Unsqueeze", f"{path}/weight", [rows, writer.constant("kernel_axes", [2, 3])])
-
-
-def _off_on(writer: GraphWriter) -> str:
-    return writer.constant("off_on", np.array([0, 1], dtype=np.float32))

@@ -98,7 +98,7 @@ class QuantizedBody:
             return images
         writer = self._writer
         whole = writer.add_constant("Cast", f"{path}/whole", [selection(writer, path, layer)], to=TensorProto.INT8)
-        weight = writer.add_constant("DequantizeLinear", f"{path}/steps", [whole, writer.constant("one", 1.0)])
+        weight = writer.add("DequantizeLinear", f"{path}/steps", [whole, writer.constant("one", 1.0)])
         made = writer.add("Conv", path, [self._float(f"{path}/in", images), weight])
         # The same steps as before it, so every number passes as it is.
         names = self._quantization(f"{path}/from", images.scale, images.zero)
@@ -112,7 +112,7 @@ class QuantizedBody:
             steps = scale.double() * images.scale
             whole = torch.round(layer.bias.detach().double() / steps).to(torch.int32)
             names = [writer.constant(f"{path}/bias", whole), writer.constant(f"{path}/bias_scale", steps.float())]
-            inputs.append(writer.add_constant("DequantizeLinear", f"{path}/bias", names, axis=0))
+            inputs.append(writer.add("DequantizeLinear", f"{path}/bias", names, axis=0))
         padding = [int(side) for side in layer.padding] * 2
         made = writer.add("Conv", path, inputs, strides=list(layer.stride), pads=padding)
         return self._quantized(path, made, rectified=rectified)
@@ -131,7 +131,7 @@ class QuantizedBody:
             # Positive, since Sup's normalisation has no scale of its own to turn the sign.
             scale = layer.ternary.scale
         step = writer.constant(f"{path}/weight_scale", scale)
-        return writer.add_constant("DequantizeLinear", f"{path}/weight", [whole, step], axis=0), scale
+        return writer.add("DequantizeLinear", f"{path}/weight", [whole, step], axis=0), scale
 
     def _linear_weights(self, path: str, layer: BakedLinear) -> list[str]:
         writer = self._writer

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.baked import Align, bake_conv
+from models.baked import Align, BakedConv2d, bake_conv
 from models.mechanism import Conv, Mechanism
 from models.task_norm import TaskNorm
 from models.unit_mask import Units, Wires
@@ -66,7 +66,7 @@ class ResidualBlock(nn.Module):
 class BakedResidualBlock(nn.Module):
     """A residual block of plain convolutions on live channels."""
 
-    def __init__(self, first: nn.Conv2d, second: nn.Conv2d, shortcut: nn.Module) -> None:
+    def __init__(self, first: BakedConv2d, second: BakedConv2d, shortcut: nn.Module) -> None:
         super().__init__()
         self.first = first
         self.second = second

@@ -73,7 +73,7 @@ class Wording:
             "best_guess": self._labels[class_id],
             "class_id": class_id,
             "task": task,
-            "confidence": p_within_task[class_id] * p_task[task],
+            "confidence": float(verdicts.probability[row, class_id]),
             "p_within_task": p_within_task[class_id],
             "p_task": p_task[task],
             "p_value": float(verdicts.p_value[row]),

@@ -232,6 +232,9 @@ def load_bundle(path: str | Path) -> Bundle:
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such bundle directory; make one with `python -m export RUN --out {folder}`")
     manifest = _read_manifest(folder)
+    for name in manifest.files:
+        if name == ".." or Path(name).name != name:
+            raise BundleError(f"{folder / MANIFEST}: file name {name!r} leaves the bundle")
     needed = (RULE, GOLDEN, *(graph_name(precision) for precision in manifest.precisions))
     if missing := [name for name in (*needed, *_parts(manifest)) if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
@@ -278,8 +281,6 @@ def _read_manifest(folder: Path) -> Manifest:
 
 def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
     path, info = folder / name, manifest.files[name]
-    if Path(name).name != name:
-        raise BundleError(f"{folder / MANIFEST}: file name {name!r} leaves the bundle")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,9 +97,13 @@ def golden_pixels(spec: ImageSpec = SPEC) -> NDArray[np.uint8]:
 
 
 def write_bundle(
-    folder: Path, *, graph: ModelProto | None = None, golden: Mapping[str, NDArray[Any]] | None = None
+    folder: Path,
+    *,
+    graph: ModelProto | None = None,
+    golden: Mapping[str, NDArray[Any]] | None = None,
+    precisions: Sequence[str] = ("fp32",),
 ) -> Path:
-    """Write a whole, valid bundle, except for what is given."""
+    """Write a whole, valid bundle, except for what is given; its precisions are such by name only."""
     folder.mkdir(parents=True, exist_ok=True)
     graph_bytes = (graph or tiny_graph()).SerializeToString()
     if golden is None:
@@ -108,10 +112,11 @@ def write_bundle(
         said = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
         golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, said, strict=True))}
     outputs = {name: values for name, values in golden.items() if name != INPUT_NAME}
+    graphs = [graph_name(precision) for precision in precisions]
     _, files = seal(
         tiny_rule(),
-        Golden(golden[INPUT_NAME], {"fp32": outputs}),
-        {GRAPH: FileInfo(sha256=sha256(graph_bytes), size=len(graph_bytes))},
+        Golden(golden[INPUT_NAME], dict.fromkeys(precisions, outputs)),
+        dict.fromkeys(graphs, FileInfo(sha256=sha256(graph_bytes), size=len(graph_bytes))),
         name="tiny",
         created="2024-01-01T00:00:00Z",
         method="colours",
@@ -133,9 +138,9 @@ def write_bundle(
         cascade=Cascade(candidates=None, agreement=None, images=0),
         metrics={"accuracy": 1.0},
         versions={"numpy": np.__version__},
-        verification={"fp32": {"max_logit_difference": 0.0}},
+        verification={precision: {"max_logit_difference": 0.0} for precision in precisions},
     )
-    for name, content in {**files, GRAPH: graph_bytes}.items():
+    for name, content in {**files, **dict.fromkeys(graphs, graph_bytes)}.items():
         (folder / name).write_bytes(content)
     return folder
 

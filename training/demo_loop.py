@@ -122,9 +122,11 @@ class Traffic:
 
 
 class Person:
-    """Stands in for whoever names the groups in a browser: sees the same pages, and knows what was sent."""
+    """Stands in for whoever names the groups in a browser: asks the same pages, and knows what was sent."""
 
     def __init__(self, url: str, token: str, truth: dict[str, str]) -> None:
+        self.url = url
+        self.token = token
         self._http = httpx.Client(base_url=url, auth=("demo", token), timeout=30)
         self._truth = truth
 
@@ -136,7 +138,11 @@ class Person:
         return [(group["id"], Counter(self._labels(group["id"]))) for group in self._overview()["groups"]]
 
     def name(self, group: int, label: str) -> None:
-        self._post("/unknowns/label", {"group": group, "label": label})
+        self._http.post("/unknowns/label", json={"group": group, "label": label}).raise_for_status()
+
+    def learned(self) -> int:
+        """How many images the quarantine says are learned."""
+        return int(self._overview()["states"].get("learned", 0))
 
     def _labels(self, group: int) -> Iterable[str]:
         after: int | None = 0
@@ -152,9 +158,6 @@ class Person:
 
     def _get(self, path: str, **parameters: int) -> dict[str, Any]:
         return dict(self._http.get(path, params=parameters).raise_for_status().json())
-
-    def _post(self, path: str, body: dict[str, Any]) -> None:
-        self._http.post(path, json=body).raise_for_status()
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ class Outcome:
             console.print(f"{'yes' if kept else '[bold red]NO[/] '}  {promise}", highlight=False)
 
 
-def tell(taught: Path, folder: Folder, port: int) -> Outcome:
-    """The whole story."""
+def tell(taught: Path, folder: Folder, port: int, who: type[Person] = Person) -> Outcome:
+    """The whole story; `who` names the groups."""
     config = folder.prepare(taught)
     source = load_source(config.preset.dataset, config.preset.image, None)
     _command("export", folder.run, "--publish", folder.shelf)
@@ -196,7 +199,7 @@ def tell(taught: Path, folder: Folder, port: int) -> Outcome:
     try:
         if not demo.wait_until_ready(server, port):
             raise RunError("the server did not become ready; its messages are above")
-        return _live(folder, source, before, url, Person(url, token, truth), files, len(strangers))
+        return _live(folder, source, before, url, who(url, token, truth), files, len(strangers))
     finally:
         demo.stop(server)
 
@@ -225,7 +228,9 @@ def _live(
         version = after.manifest.version
         _wait(lambda: _served(url) == {version}, f"the server did not take version {version}")
         _wait(lambda: len(traffic.versions()) > 1, "nobody asked after the swap")
-    return _outcome(source, before, after, said, strangers, groups, traffic, _ask_all(url, files))
+    outcome = _outcome(source, before, after, said, strangers, groups, traffic, _ask_all(url, files))
+    outcome.promises["what was named is marked as learned"] = person.learned() >= len(NEW)
+    return outcome
 
 
 def _outcome(

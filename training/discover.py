@@ -30,8 +30,10 @@ from training.unknowns import ACCEPTED, Address
 if TYPE_CHECKING:
     from serving.quarantine.store import Store
 
-NEAR, SHIFTED = 0.5, 0.8
-"""A group is near a known class if that is the best guess for such a share of it, and shows it if it is for more."""
+NEAR = 0.5
+"""A group is near a known class if that is the best guess for at least this share of its images."""
+SHIFTED, SURE = 0.8, 0.75
+"""It looks like that class, changed, if the share is at least SHIFTED and the confidence (its median) at least SURE."""
 BATCH = 64
 
 log = logging.getLogger(__name__)
@@ -44,31 +46,40 @@ class Seen:
     item: Item
     features: NDArray[np.float32]
     best_guess: str
+    confidence: float
 
 
 def see(store: Store, items: Sequence[Item], model: Model) -> list[Seen]:
-    """What was kept with the images that this very model answered; the others are shown to it again."""
+    """What was kept with the images that this very model answered; the others are shown to it, and some it may know."""
     version = model.manifest.version
-    seen = {
-        item.id: Seen(item, item.features, str(item.answer["best_guess"]))
-        for item in items
-        if item.model_version == version and "best_guess" in item.answer
-    }
-    again = [item for item in items if item.id not in seen]
+    seen = []
+    again = []
+    for item in items:
+        if item.model_version == version and {"best_guess", "confidence"} <= item.answer.keys():
+            guess, confidence = str(item.answer["best_guess"]), float(item.answer["confidence"])
+            seen.append(Seen(item, item.features, guess, confidence))
+        else:
+            again.append(item)
     if again:
-        log.info("%d images were answered by other versions than %s: computing their features", len(again), version)
+        log.info("%d images were answered by another version than %s: they are shown to it", len(again), version)
     for start in range(0, len(again), BATCH):
-        some = [
-            (item, pixels)
-            for item in again[start : start + BATCH]
-            if (pixels := _pixels(store, item, model)) is not None
-        ]
-        if some:
-            outputs = model.run(np.stack([pixels for _, pixels in some]), features=True)
-            guesses = decide(outputs, model.bundle.rule).class_id
-            for row, (item, _) in enumerate(some):
-                seen[item.id] = Seen(item, outputs[FEATURES][row], model.manifest.labels[guesses[row]])
-    return [seen[item.id] for item in items if item.id in seen]
+        seen += _shown(store, again[start : start + BATCH], model)
+    return sorted(seen, key=lambda one: one.item.id)
+
+
+def _shown(store: Store, items: Sequence[Item], model: Model) -> list[Seen]:
+    """What the model says of some images now, without those that it knows by now."""
+    readable = [(item, pixels) for item in items if (pixels := _pixels(store, item, model)) is not None]
+    if not readable:
+        return []
+    outputs = model.run(np.stack([pixels for _, pixels in readable]), features=True)
+    verdicts = decide(outputs, model.bundle.rule)
+    labels = model.manifest.labels
+    return [
+        Seen(item, outputs[FEATURES][row], labels[verdicts.class_id[row]], float(verdicts.probability[row].max()))
+        for row, (item, _) in enumerate(readable)
+        if not verdicts.known[row]
+    ]
 
 
 def _pixels(store: Store, item: Item, model: Model) -> NDArray[np.uint8] | None:
@@ -92,26 +103,23 @@ def group(seen: Sequence[Seen], min_size: int) -> list[Grouping]:
         members = [one for one, place in zip(seen, groups, strict=True) if place == number]
         near, guesses = Counter(one.best_guess for one in members).most_common(1)[0]
         share = guesses / len(members)
+        shifted = share >= SHIFTED and float(np.median([one.confidence for one in members])) >= SURE
         ids = [one.item.id for one in members]
-        found.append(Grouping(ids, tightness, near if share >= NEAR else None, share >= SHIFTED))
+        found.append(Grouping(ids, tightness, near if share >= NEAR else None, shifted))
     return sorted(found, key=lambda one: (one.shifted, -len(one.members) * one.cohesion))
 
 
-def discover(store: Store, model: Model, min_size: int) -> tuple[list[Grouping], int]:
-    """Group the new unknowns and write the groups down; also how many images that were."""
-    seen = see(store, store.items(state="new", kind="unknown"), model)
+def discover(store: Store, model: Model, min_size: int) -> dict[str, Any]:
+    """Group the new unknowns, write the groups down, and say in numbers what was found."""
+    items = store.items(state="new", kind="unknown")
+    seen = see(store, items, model)
     groups = group(seen, min_size)
     store.replace_groups(groups)
-    return groups, len(seen)
-
-
-def report(groups: Sequence[Grouping], count: int) -> dict[str, Any]:
-    """What was found, in numbers."""
-    grouped = sum(len(one.members) for one in groups)
     return {
-        "images": count,
+        "images": len(items),
+        "known_by_now": len(items) - len(seen),
+        "in_no_group": len(seen) - sum(len(one.members) for one in groups),
         "new_classes": sum(not one.shifted for one in groups),
-        "in_no_group": count - grouped,
         "groups": [
             {
                 "size": len(one.members),
@@ -125,28 +133,26 @@ def report(groups: Sequence[Grouping], count: int) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any], min_size: int) -> None:
+    """What was found, as a table."""
     console = Console()
     if not found["images"]:
         console.print("nothing to group: no unknown image waits in the quarantine", highlight=False)
-        return
-    if not found["groups"]:
-        console.print(
-            f"no group in {found['images']} images: none of {min_size} or more are alike (--min-size)", highlight=False
-        )
         return
     table = Table(title=f"{found['images']} unknown images, about {found['new_classes']} new classes")
     for name in ("group", "images", "cohesion"):
         table.add_column(name, justify="right")
     table.add_column("looks like")
     for number, one in enumerate(found["groups"], start=1):
-        looks = f"{one['near_class']}, changed" if one["shifted"] else "something new"
-        if one["near_class"] and not one["shifted"]:
-            looks += f", near {one['near_class']}"
+        near = one["near_class"]
+        looks = f"{near}, changed" if one["shifted"] else f"something new, near {near}" if near else "something new"
         table.add_row(str(number), str(one["size"]), f"{one['cohesion']:.2f}", looks)
     table.add_section()
-    table.add_row("none", str(found["in_no_group"]), "", "")
+    table.add_row("none", str(found["in_no_group"]), "", f"no {min_size} or more of them are alike (--min-size)")
+    if found["known_by_now"]:
+        table.add_row("none", str(found["known_by_now"]), "", "known to this model, or unreadable")
     console.print(table)
-    console.print("next: name the groups on the page /unknowns, then python -m training.fit --add-unknowns RUN")
+    if found["groups"]:
+        console.print("next: name the groups on the page /unknowns, then python -m training.fit --add-unknowns RUN")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -166,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise DataError("no quarantine: give its URL with --quarantine, or in OPENWORLD_QUARANTINE_URL")
         model = Model.load(chosen.bundle, provider="cpu")
         with address.opened() as store:
-            found = report(*discover(store, model, chosen.min_size))
+            found = discover(store, model, chosen.min_size)
     except (DataError, BundleError, ProviderError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

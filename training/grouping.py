@@ -19,8 +19,8 @@ NEIGHBOURS, AGREEING, REACH = 5, 0.8, 1.2
 """An image joins the group of most of its neighbours, if they are not much further off than they are from theirs."""
 DENSITIES = (3, 5, 7, 10)
 """HDBSCAN's min_samples: which one suits depends on the images, so that all are tried."""
-SEPARATE = 0.15
-"""Below this (silhouette times the share of images in groups) the groups are parts of one."""
+SEPARATE = 0.2
+"""With a smaller silhouette, groups are parts of one."""
 MOST = 4000
 """So many images are grouped together; if there are more, the others join the groups of a sample."""
 
@@ -63,8 +63,7 @@ def _best(distances: Floats, min_size: int) -> Groups:
             best, silhouette = groups, value
     if best is None:
         return _single(distances, min_size)
-    separate = silhouette * (best != NONE).mean() >= SEPARATE
-    return best if separate else np.minimum(best, 0)
+    return best if silhouette >= SEPARATE else np.minimum(best, 0)
 
 
 def _ways(distances: Floats, min_size: int) -> Iterator[Groups]:

@@ -117,7 +117,7 @@ def members(connection: Connection, group: int) -> dict[int, State]:
 
 def count_named(connection: Connection) -> dict[str, int]:
     counted = select(items.c.label, func.count()).where(items.c.state == "named").group_by(items.c.label)
-    return dict(sorted(connection.execute(counted).tuples()))
+    return dict(sorted((label, count) for label, count in connection.execute(counted)))
 
 
 def remove_empty_groups(connection: Connection, but: int | None = None) -> None:

@@ -121,7 +121,7 @@ class Store:
         """Items and their files; how many of them there were."""
         with self._database.writing() as connection:
             files = _delete_rows(connection, ids)
-            if who is not None:
+            if who is not None and files:
                 labels.note(connection, who, "delete", len(files))
         self._deleted(ids, files)
         return len(files)

@@ -60,7 +60,9 @@ def item_list(store: Store, group: int | None, *, after: int, limit: int) -> Ite
 def commands(settings: Settings) -> Commands:
     """As they are to be typed on this machine; a URL that may hold a password is not repeated."""
     url = settings.quarantine_url or ""
-    where = "--quarantine " + (shlex.quote(url) if url.startswith("sqlite:") else '"$OPENWORLD_QUARANTINE_URL"')
+    where = f"--quarantine {_shown(url, 'OPENWORLD_QUARANTINE_URL')}"
+    if settings.quarantine_images is not None:
+        where += f" --images {_shown(settings.quarantine_images, 'OPENWORLD_QUARANTINE_IMAGES')}"
     shelf = settings.bundles
     bundle = shlex.quote(str(settings.bundle if shelf is None else shelf / "current"))
     publish = "" if shelf is None else f" --publish {shlex.quote(str(shelf))}"
@@ -68,6 +70,11 @@ def commands(settings: Settings) -> Commands:
         discover=f"python -m training.discover {where} --bundle {bundle}",
         learn=f"python -m training.fit --add-unknowns RUN {where}{publish}",
     )
+
+
+def _shown(place: str, variable: str) -> str:
+    on_disk = place.startswith("sqlite:") or "://" not in place
+    return shlex.quote(place) if on_disk else f'"${variable}"'
 
 
 def _group(group: Group, items: Sequence[Item]) -> GroupEntry:

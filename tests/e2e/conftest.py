@@ -1,8 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.e2e.default import Line, learn_default
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 Say = Callable[[str], None]
 
@@ -16,3 +34,22 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
             print(f"\n{text}", end="", flush=True)
 
     return aloud
+
+
+@pytest.fixture(scope="session")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return learn_default(tmp_path_factory.mktemp("default") / "run")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium (`apt-get install chromium`); nothing is downloaded."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium; apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    # Chromium's own sandbox refuses to run as root, which a container's test usually is.
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *root])
+        yield started
+        started.close()

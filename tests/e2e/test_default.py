@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,70 +10,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from serving.bundle import load_bundle
-from serving.decision import Verdicts, decide
 from serving.runtime import Model
+from tests.e2e.default import Line, png, run
 from tests.helpers_serving import ROOT, Server, free_port, serving
 from training.datasets import load_source
-from training.evaluate import Run, all_outputs, known_and_unknown, open_run
-
-CPU = torch.device("cpu")
-
-
-def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder or ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result
-
-
-@dataclass(frozen=True)
-class Line:
-    """A finished run of the default, its bundle, and its whole test split."""
-
-    folder: Path
-    bundle: Path
-    run: Run
-    pixels: np.ndarray
-    known: int
-
-    def offline(self) -> Verdicts:
-        """What evaluation decides, with torch and the masked network."""
-        return decide(all_outputs(self.run.network, self.pixels, CPU), self.run.rule)
-
-
-@pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    folder = tmp_path_factory.mktemp("default") / "run"
-    run("training.fit", "--out", str(folder))
-    run("export", str(folder), "--out", str(folder / "bundle"))
-    finished = open_run(folder, CPU)
-    preset = finished.config.preset
-    known, unknown = known_and_unknown(load_source(preset.dataset, preset.image, None), finished.config)
-    return Line(folder, folder / "bundle", finished, np.concatenate([known.pixels, unknown.pixels]), len(known))
 
 
 @pytest.fixture(scope="module")
 def server(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("home"), line.bundle) as started:
         yield started
-
-
-def png(pixels: np.ndarray) -> bytes:
-    stored = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0]).save(stored, "PNG")
-    return stored.getvalue()
 
 
 def test_the_default_is_learned_well(line: Line) -> None:

@@ -12,7 +12,8 @@ import random
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +21,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
+from serving.quarantine import Grouping
+from serving.quarantine.store import Store
 from tests.e2e.conftest import Say
+from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, image_bytes, png_header, saved, serving, write_bundle
 from tests.load import http_request, megabytes, send, workers
 
@@ -216,7 +220,30 @@ def test_requests_drawn_from_the_description_never_break_it(server: Server, work
     assert_unharmed(server, worker)
 
 
-def drawn_statuses(operation: Any, mode: Any) -> list[int]:
+def test_requests_to_the_quarantine_never_break_it(tmp_path: Path, say: Say) -> None:
+    """With the token, and images to label."""
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis; pip install -e '.[dev]'")
+    url, token = f"sqlite:///{tmp_path}/quarantine.db", "f00dfacef00dface-token"
+    store = Store.open(url)
+    store.replace_groups([Grouping(store.add(arrivals(range(8))).kept, 0.5, None, False)])
+    settings = {"OPENWORLD_QUARANTINE_URL": url, "OPENWORLD_ADMIN_TOKEN": token}
+    counts: Counter[int] = Counter()
+    with serving(tmp_path / "home", write_bundle(tmp_path / "bundle"), settings=settings) as server:
+        (worker,) = workers(server, 1)
+        description = schemathesis.openapi.from_url(f"{server.url}/docs.json").include(path_regex="^/unknowns")
+        for found in description.get_all_operations():
+            for mode in schemathesis.GenerationMode:
+                counts.update(drawn_statuses(found.ok(), mode, 20, {"authorization": f"Bearer {token}"}))
+        shown = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
+        say(f"schemathesis on the quarantine: {counts.total()} requests, {shown}")
+        assert set(counts) >= {200, 400, 404, 422}
+        assert_unharmed(server, worker)
+    store.close()
+
+
+def drawn_statuses(
+    operation: Any, mode: Any, examples: int = EXAMPLES, headers: Mapping[str, str] | None = None
+) -> list[int]:
     """Send requests that the description allows, or forbids; every answer must be one that it foresees."""
     from schemathesis.specs.openapi import checks
 
@@ -229,7 +256,7 @@ def drawn_statuses(operation: Any, mode: Any) -> list[int]:
 
     @seed(0)
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -243,6 +270,7 @@ def drawn_statuses(operation: Any, mode: Any) -> list[int]:
         case.validate_response(response, checks=conformance)
 
     with pytest.importorskip("requests").Session() as session:
+        session.headers.update(headers or {})
         ask()
     return statuses
 

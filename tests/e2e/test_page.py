@@ -1,15 +1,12 @@
 """The web page in a real browser, against the real server.
 
-The browser is Debian's Chromium (`apt-get install chromium`); nothing is downloaded. Screenshots are left in pytest's
-temporary folder.
+Screenshots are left in pytest's temporary folder.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +20,6 @@ from tests.helpers_serving import GREY, Server, image_bytes, serving, write_bund
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = (
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 BARELY_RED = (175, 0, 0)
 """As far from red as 2 of 100 validation images: unknown at the default alpha of 0.05, known at 0.01."""
 
@@ -46,19 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (samples / f"{name}.png").write_bytes(image_bytes(colour))
     with serving(tmp_path_factory.mktemp("home"), run / "bundle") as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium; apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
-    # Chromium's own sandbox refuses to run as root, which a container's test usually is.
-    root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *root])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

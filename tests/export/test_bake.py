@@ -13,7 +13,8 @@ from models.baked import Align
 from models.gated import GatedConv2d, GatedLinear
 from models.network import Network
 from models.resnet import BakedResidualBlock
-from tests.helpers import finish_with_random_statistics, open_gates, random_pixels, tiny_network
+from tests.export.networks import finish_at_random, learn_at_random, pixels_for
+from tests.helpers import open_gates, tiny_network
 
 BACKBONES = {
     "convnet": {"backbone": "convnet", "norm": True},
@@ -27,19 +28,16 @@ def network_of_shares(method: str, backbone: str, seed: int, *shares: float) -> 
     """A network with a task for each share of open units."""
     network = tiny_network(method, seed=seed, **BACKBONES[backbone])
     for share in shares:
-        task = network.add_task(2 + len(network.heads))
-        open_gates(network, task, share)
-        finish_with_random_statistics(network, task)
+        learn_at_random(network, 2 + len(network.heads), share)
     return network
 
 
 @torch.no_grad()
 def assert_baked_equals_network(network: Network, count: int = 3) -> None:
-    config = network.config
-    pixels = random_pixels(count, config.channels, seed=7)
-    pixels = pixels.repeat(1, 1, -(-config.height // 8), -(-config.width // 8))[:, :, : config.height, : config.width]
-    expected = [network.outputs(pixels / 255, task) for task in range(len(network.heads))]
-    got = bake(network)(pixels.permute(0, 2, 3, 1))
+    pixels = torch.from_numpy(pixels_for(network, count))
+    images = pixels.permute(0, 3, 1, 2) / 255
+    expected = [network.outputs(images, task) for task in range(len(network.heads))]
+    got = bake(network)(pixels)
     for number, values in enumerate(got):
         wanted = torch.cat([outputs[number] for outputs in expected], dim=1)
         torch.testing.assert_close(values, wanted, atol=1e-5, rtol=1e-5)
@@ -48,7 +46,7 @@ def assert_baked_equals_network(network: Network, count: int = 3) -> None:
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("method", ["hat", "sup"])
 def test_baked_equals_network_for_any_gates(method: str, backbone: str) -> None:
-    @settings(derandomize=True, deadline=None, max_examples=12)
+    @settings(derandomize=True, deadline=None, max_examples=6)
     @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 1))
     # No share at all leaves one live channel in every layer.
     @example(0, 0.0, 0.0)
@@ -56,6 +54,31 @@ def test_baked_equals_network_for_any_gates(method: str, backbone: str) -> None:
     @example(2, 1.0, 1.0)
     def check(seed: int, first: float, second: float) -> None:
         assert_baked_equals_network(network_of_shares(method, backbone, seed, first, second))
+
+    check()
+
+
+@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
+def test_baked_equals_network_with_one_live_channel_and_a_layer_that_two_tasks_share(backbone: str) -> None:
+    # The last mask is the projection's, which is not baked.
+    masks = len(tiny_network("hat", **BACKBONES[backbone]).unit_masks()) - 1
+
+    @settings(derandomize=True, deadline=None, max_examples=6)
+    @given(st.integers(0, 1000), st.floats(0.3, 1), st.floats(0.3, 1), *[st.integers(0, masks - 1)] * 2)
+    def check(seed: int, first: float, second: float, narrow: int, shared: int) -> None:
+        network = tiny_network("hat", seed=seed, **BACKBONES[backbone])
+        for task, share in enumerate((first, second)):
+            network.add_task(2)
+            open_gates(network, task, share)
+            if task == 0:
+                shut_all_but(network, task, narrow, [seed % network.unit_masks()[narrow].channels])
+            else:
+                mask = network.unit_masks()[shared]
+                mask.logits[1].data.copy_(mask.logits[0].data)
+            finish_at_random(network, task)
+        assert len(network.unit_masks()[narrow].live(0)) == 1
+        assert torch.equal(network.unit_masks()[shared].live(0), network.unit_masks()[shared].live(1))
+        assert_baked_equals_network(network)
 
     check()
 
@@ -72,7 +95,7 @@ def test_a_layer_with_one_live_channel(backbone: str) -> None:
     network.add_task(2)
     open_gates(network, 0, 0.7)
     shut_all_but(network, 0, 1, [2])
-    finish_with_random_statistics(network, 0)
+    finish_at_random(network, 0)
     assert network.unit_masks()[1].live(0).tolist() == [2]
     assert_baked_equals_network(network)
 
@@ -87,7 +110,7 @@ def test_two_tasks_that_share_every_unit(backbone: str) -> None:
         else:
             for mask in network.unit_masks():
                 mask.logits[1].data.copy_(mask.logits[0].data)
-        finish_with_random_statistics(network, task)
+        finish_at_random(network, task)
     assert_baked_equals_network(network)
 
 
@@ -106,7 +129,7 @@ def test_live_channels_before_and_after_an_identity_shortcut(before: list[int], 
     open_gates(network, 0, 0.7)
     shut_all_but(network, 0, STEM, before)
     shut_all_but(network, 0, BLOCK_OUTPUT, after)
-    finish_with_random_statistics(network, 0)
+    finish_at_random(network, 0)
     assert_baked_equals_network(network)
     block = bake_task(network, 0).body[1]
     assert isinstance(block, BakedResidualBlock)

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
-from export import __main__ as command
 from export.__main__ import main
-from export.bake import bake
-from export.graph import OPSET, to_onnx
 from export.verify import ALLOWED, open_session, run_graph
-from serving.bundle import GOLDEN, GRAPH, INPUT_NAME, MANIFEST, RULE, ImageSpec, load_bundle
-from serving.decision import OUTPUT_NAMES, decide, threshold
+from export.writer import OPSET
+from serving.bundle import GOLDEN, INPUT_NAME, MANIFEST, RULE, Cascade, graph_name, load_bundle, part_name
+from serving.decision import FEATURES, OUTPUT_NAMES, complete, decide, threshold
 from serving.runtime import Model
 from tests.export.conftest import Exported
 from tests.helpers import (
     LABELS,
     SPEC,
-    finish_with_random_statistics,
     kill_at_save,
-    open_gates,
-    random_pixels,
-    tiny_network,
     tiny_source,
     use_tiny_preset,
 )
 from training import fit
 from training.checkpoint import CONFIG, CURRENT
 from training.evaluate import all_outputs
+
+
+def session_of(exported: Exported) -> ort.InferenceSession:
+    return open_session(exported.bundle.path, "fp32")
 
 
 def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
@@ -50,13 +50,21 @@ def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
     assert manifest.metrics == json.loads((exported.folder / "metrics.json").read_text())
     assert manifest.versions["opset"] == str(OPSET)
     assert manifest.versions["torch"] == torch.__version__.split("+")[0]
-    assert max(value for name, value in manifest.verification.items() if "difference" in name) <= ALLOWED
+    assert manifest.precisions == ("fp32",)
+    assert manifest.verification.keys() == {"fp32"}
+    assert max(value for name, value in manifest.verification["fp32"].items() if "difference" in name) <= ALLOWED
+    assert manifest.cascade == Cascade(candidates=None, agreement=None, images=0)
+    assert manifest.before is None
+    assert not any(task.unchanged for task in manifest.tasks)
     assert datetime.fromisoformat(manifest.created).tzinfo is not None
 
 
 def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     files = {path.name: path.stat().st_size for path in exported.bundle.path.iterdir()}
-    assert files.keys() == {MANIFEST, RULE, GRAPH, GOLDEN}
+    owners = {"task0", "task1"} | ({"shared"} if exported.run.config.method == "sup" else set())
+    parts = {part_name(owner, "fp32") for owner in owners}
+    assert files.keys() == {MANIFEST, RULE, GOLDEN, graph_name("fp32"), *parts}
+    assert [task.parts for task in exported.bundle.manifest.tasks] == [("task0.fp32.bin",), ("task1.fp32.bin",)]
     manifest_size = files.pop(MANIFEST)
     assert manifest_size > 0
     assert {name: info.size for name, info in exported.bundle.manifest.files.items()} == files
@@ -69,32 +77,34 @@ def test_the_server_takes_the_bundle(exported: Exported) -> None:
 
 
 def test_the_graph_is_valid_with_a_dynamic_batch_and_the_agreed_names(exported: Exported) -> None:
-    model = onnx.load_from_string(exported.bundle.graph)
-    onnx.checker.check_model(model, full_check=True)
+    path = exported.bundle.path / graph_name("fp32")
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path)
     (pixels,) = model.graph.input
     assert pixels.name == INPUT_NAME
     assert pixels.type.tensor_type.elem_type == onnx.TensorProto.UINT8
     batch, *shape = pixels.type.tensor_type.shape.dim
     assert batch.dim_param
     assert [dimension.dim_value for dimension in shape] == list(SPEC.shape)
-    assert [output.name for output in model.graph.output] == list(OUTPUT_NAMES)
+    assert [output.name for output in model.graph.output] == [*OUTPUT_NAMES, FEATURES]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert (metadata["name"], metadata["precision"]) == (exported.bundle.manifest.name, "fp32")
     assert json.loads(metadata["tasks"]) == [list(LABELS[:2]), list(LABELS[2:])]
 
 
 def test_the_graph_answers_test_images_as_the_network_does(exported: Exported) -> None:
     pixels = tiny_source().test.pixels
-    wanted = all_outputs(exported.run.network, pixels, torch.device("cpu"))
-    got = run_graph(open_session(exported.bundle.graph), pixels)
+    rule = exported.bundle.rule
+    wanted = complete(all_outputs(exported.run.network, pixels, torch.device("cpu")), rule)
+    got = run_graph(session_of(exported), pixels)
     for name in OUTPUT_NAMES:
         assert np.ptp(wanted[name], axis=0).min() > 0
         np.testing.assert_allclose(got[name], wanted[name], rtol=ALLOWED, atol=ALLOWED)
-    rule = exported.bundle.rule
     assert decide(got, rule).class_id.tolist() == decide(wanted, rule).class_id.tolist()
 
 
 def test_batches_of_one_and_five_agree(exported: Exported) -> None:
-    session, pixels = open_session(exported.bundle.graph), tiny_source().test.pixels[::4][:5]
+    session, pixels = session_of(exported), tiny_source().test.pixels[::4][:5]
     together = run_graph(session, pixels)
     for number in range(5):
         alone = run_graph(session, pixels[number : number + 1])
@@ -103,7 +113,7 @@ def test_batches_of_one_and_five_agree(exported: Exported) -> None:
 
 
 def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
-    session, pixels = open_session(exported.bundle.graph), tiny_source().test.pixels
+    session, pixels = session_of(exported), tiny_source().test.pixels
     beside = [run_graph(session, np.concatenate([pixels[:1], pixels[start : start + 4]])) for start in (4, 12, 20)]
     beside.append(run_graph(session, np.concatenate([pixels[:1], np.full_like(pixels[:4], 255)])))
     for other in beside[1:]:
@@ -114,10 +124,10 @@ def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
 
 def test_golden_outputs_are_what_the_graph_says(exported: Exported) -> None:
     golden = exported.bundle.golden
-    got = run_graph(open_session(exported.bundle.graph), golden.pixels)
+    got = run_graph(session_of(exported), golden.pixels)
     assert len(golden.pixels) == 8
     for name in OUTPUT_NAMES:
-        np.testing.assert_array_equal(golden.outputs[name], got[name])
+        np.testing.assert_array_equal(golden.outputs["fp32"][name], got[name])
 
 
 def test_a_bundle_names_no_path_of_this_machine(exported: Exported) -> None:
@@ -132,21 +142,14 @@ def test_exporting_a_run_again_gives_the_same_version(exported_hat: Exported, tm
     assert main([str(exported_hat.folder), "--out", str(tmp_path / "again")]) == 0
     again = load_bundle(tmp_path / "again")
     assert again.manifest.version == exported_hat.bundle.manifest.version
-    assert again.graph == exported_hat.bundle.graph
+    assert again.graph("fp32") == exported_hat.bundle.graph("fp32")
 
 
-def test_a_residual_network_with_pruned_channels_becomes_an_equal_graph() -> None:
-    network = tiny_network("hat", "resnet18")
-    network.add_task(2)
-    open_gates(network, 0, 0.5)
-    finish_with_random_statistics(network, 0)
-    pixels = random_pixels(5, 3).permute(0, 2, 3, 1).numpy()
-    wanted = all_outputs(network, pixels, torch.device("cpu"))
-    session = open_session(to_onnx(bake(network), ImageSpec(height=8, width=8, mode="RGB"), {}))
-    for part in (slice(0, 1), slice(0, 5)):
-        got = run_graph(session, pixels[part])
-        for name in OUTPUT_NAMES:
-            np.testing.assert_allclose(got[name], wanted[name][part], rtol=ALLOWED, atol=ALLOWED)
+def test_exporting_over_a_bundle_of_the_same_run_changes_nothing(exported_hat: Exported, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(exported_hat.bundle.path, tmp_path / "bundle"))
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    assert main([str(exported_hat.folder), "--out", str(place)]) == 0
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
 def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], out: Path) -> None:
@@ -173,12 +176,6 @@ def test_an_unfinished_run_is_refused(
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.fixture
-def no_conversion(exported_hat: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph of exported_hat at once, for tests that are about what comes after it."""
-    monkeypatch.setattr(command, "to_onnx", lambda *_: exported_hat.bundle.graph)
-
-
 def copy_of_run(exported: Exported, folder: Path, *names: str) -> Path:
     folder.mkdir()
     for name in names:
@@ -186,7 +183,6 @@ def copy_of_run(exported: Exported, folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("no_conversion")
 def test_a_run_that_was_never_measured_is_refused(
     exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,7 +199,6 @@ def test_a_run_with_a_corrupt_checkpoint_is_refused(
     assert_refused([str(folder)], str(folder / CURRENT), capsys, tmp_path / "bundle")
 
 
-@pytest.mark.usefixtures("no_conversion")
 def test_a_folder_that_is_no_bundle_is_not_replaced(
     exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,100 +3,361 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
-import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from export.bake import bake
-from export.graph import to_onnx
+from export.bake import BakedTask, bake_task
+from export.cascade import Rotated, cascaded, rotated_outputs
+from export.graph import GraphPlan, write_graph
 from export.verify import open_session, run_graph
 from models.network import Network
 from models.weight_mask import MaskedConv2d, MaskedLinear
-from serving.bundle import ImageSpec
-from tests.helpers import finish_with_random_statistics, open_gates, random_pixels, tiny_network
+from serving.bundle import INPUT_NAME, graph_name, part_name
+from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete
+from tests.export import networks
+from tests.export.networks import image_spec, learned, pixels_for, written
 
-SPEC = {1: ImageSpec(height=8, width=8, mode="L"), 3: ImageSpec(height=8, width=8, mode="RGB")}
-TASKS = 3
-
-
-def network_of(method: str, backbone: str, **changes: Any) -> Network:
-    """A network of three tasks, each with its own share of live channels."""
-    network = tiny_network(method, backbone, **changes)
-    for task, share in enumerate((0.3, 0.6, 1.0)[:TASKS]):
-        network.add_task(2)
-        open_gates(network, task, share)
-        finish_with_random_statistics(network, task)
-    return network
+IMAGES = 12
+rule_for = partial(networks.rule_for, upright=True)
 
 
-def graph_of(network: Network) -> onnx.ModelProto:
-    return onnx.load_from_string(to_onnx(bake(network), SPEC[network.config.channels], {"name": "tiny"}))
+class Graphs:
+    """Every graph is written once, when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+
+    @cache  # noqa: B019
+    def folder(self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None) -> Path:
+        return written(self._factory.mktemp("graph"), learned(method, backbone), precision, candidates)
+
+    @cache  # noqa: B019
+    def session(
+        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
+    ) -> ort.InferenceSession:
+        return open_session(self.folder(method, backbone, precision, candidates), precision)
+
+    def model(
+        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
+    ) -> onnx.ModelProto:
+        """The graph with its weights."""
+        return onnx.load(self.folder(method, backbone, precision, candidates) / graph_name(precision))
 
 
-def pixels_for(network: Network, count: int) -> NDArray[np.uint8]:
-    pixels: NDArray[np.uint8] = random_pixels(count, network.config.channels).permute(0, 2, 3, 1).contiguous().numpy()
-    return pixels
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    return Graphs(tmp_path_factory)
 
 
-@pytest.mark.parametrize("count", [1, 5])
-@pytest.mark.parametrize("norm", [True, False])
+@cache
+def said_by(network: Network) -> Rotated:
+    return rotated_outputs(network, pixels_for(network, IMAGES))
+
+
+def relative(got: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
+    return float((np.abs(got - wanted) / (1 + np.abs(wanted))).max())
+
+
+SHAPES = [("convnet", None), ("convnet", 1), ("convnet", 2), ("resnet18", None), ("resnet18", 1)]
+
+
+@pytest.mark.parametrize(("backbone", "candidates"), SHAPES)
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_the_graph_says_what_the_network_says(
+    method: str, backbone: str, candidates: int | None, graphs: Graphs
+) -> None:
+    network = learned(method, backbone)
+    rule, pixels = rule_for(network), pixels_for(network, IMAGES)
+    got = run_graph(graphs.session(method, backbone, "fp32", candidates), pixels)
+    wanted = complete(cascaded(said_by(network), rule, candidates), rule)
+    for name in OUTPUT_NAMES:
+        assert got[name].shape == wanted[name].shape
+        assert np.ptp(wanted[name], axis=0).max() > 1e-3, name
+        assert relative(got[name], wanted[name]) < 2e-5, name
+
+
+def columns_agree(got: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
+    """The worst correlation of a column: what is left of an image's own share in it."""
+    return min(float(np.corrcoef(one, other)[0, 1]) for one, other in zip(got.T, wanted.T, strict=True))
+
+
 @pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
 @pytest.mark.parametrize("method", ["hat", "sup"])
-def test_graph_equals_baked_network(method: str, backbone: str, norm: bool, count: int) -> None:
-    network = network_of(method, backbone, norm=norm)
-    pixels = pixels_for(network, count)
-    got = run_graph(open_session(graph_of(network).SerializeToString()), pixels)
-    with torch.no_grad():
-        wanted = dict(zip(("logits", "distances"), bake(network)(torch.from_numpy(pixels)), strict=True))
-    for name, values in wanted.items():
-        np.testing.assert_allclose(got[name], values.numpy(), rtol=2e-5, atol=2e-5)
+@pytest.mark.parametrize(("precision", "agreeing"), [("fp16", 0.999), ("int8", 0.9)])
+def test_a_coarser_graph_says_almost_what_the_network_says(
+    precision: str, agreeing: float, method: str, backbone: str, graphs: Graphs
+) -> None:
+    network = learned(method, backbone)
+    got = run_graph(graphs.session(method, backbone, precision), pixels_for(network, IMAGES))
+    wanted = said_by(network).mean()
+    for name in NETWORK_NAMES:
+        assert columns_agree(got[name], wanted[name]) > agreeing, name
+    # What is made of logits and distances is as exact as ever.
+    completed = complete(got, rule_for(network))
+    assert max(relative(got[name], completed[name]) for name in OUTPUT_NAMES) < 1e-5
 
 
-def test_every_node_says_which_task_it_belongs_to() -> None:
-    names = [node.name for node in graph_of(network_of("hat", "resnet18")).graph.node]
+@pytest.mark.parametrize(
+    ("method", "backbone", "precision", "candidates"),
+    [
+        ("hat", "convnet", "int8", 1),
+        ("sup", "convnet", "int8", 2),
+        ("hat", "resnet18", "int8", 1),
+        ("sup", "resnet18", "int8", 1),
+        ("hat", "convnet", "fp16", 2),
+        ("sup", "resnet18", "fp16", 1),
+    ],
+)
+def test_a_coarser_cascade_turns_images_for_so_many_tasks(
+    method: str, backbone: str, precision: str, candidates: int, graphs: Graphs
+) -> None:
+    network = learned(method, backbone)
+    rule, pixels = rule_for(network), pixels_for(network, IMAGES)
+    full = run_graph(graphs.session(method, backbone, precision), pixels)["distances"]
+    got = run_graph(graphs.session(method, backbone, precision, candidates), pixels)["distances"]
+    upright = said_by(network).mean(slice(0, 1))["distances"]
+    # In half precision, sums over a batch of another size round otherwise.
+    close = 2e-3 if precision == "fp16" else 1e-4
+    turned = np.stack([np.isclose(got[:, own], full[:, own], rtol=close).all(axis=1) for own in rule.columns], axis=1)
+    assert (turned.sum(axis=1) == candidates).all()
+    kept = ~turned[:, rule.task_of_class]
+    assert np.corrcoef(got[kept], upright[kept])[0, 1] > 0.99
+
+
+def test_tasks_of_one_size_need_no_filling_up(tmp_path: Path) -> None:
+    network = learned(sizes=(2, 2, 2))
+    rule, pixels = rule_for(network), pixels_for(network, IMAGES)
+    got = run_graph(open_session(written(tmp_path, network, "fp32", 1), "fp32"), pixels)
+    wanted = complete(cascaded(rotated_outputs(network, pixels), rule, 1), rule)
+    assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("precision", "backbone", "candidates"),
+    [("fp32", "convnet", 1), ("fp32", "convnet", 2), ("int8", "convnet", 1), ("fp32", "resnet18", 1)],
+)
+def test_an_image_is_answered_alone_as_among_others(
+    precision: str, backbone: str, candidates: int, graphs: Graphs
+) -> None:
+    """A task that no image needs is skipped, and one that some need sees those only: no row may notice."""
+    network = learned("hat", backbone)
+    rule, pixels = rule_for(network), pixels_for(network, IMAGES)
+    foreign = complete(said_by(network).mean(slice(0, 1)), rule)["scores"] - rule.centers
+    best = foreign.argsort(axis=1)[:, :candidates]
+    # Of each number of images that need a task there is a case: none, some, and alone all or none.
+    assert len(np.unique(best)) > candidates
+    session = graphs.session("hat", backbone, precision, candidates)
+    together = run_graph(session, pixels)
+    shuffled = run_graph(session, pixels[::-1].copy())
+    alone = run_graph(session, pixels, size=1)
+    for name in (*OUTPUT_NAMES, FEATURES):
+        for other in (alone[name], shuffled[name][::-1]):
+            np.testing.assert_allclose(other, together[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_only_the_tasks_that_may_win_see_an_image_turned(graphs: Graphs) -> None:
+    network = learned("hat", "convnet")
+    rule, pixels = rule_for(network), pixels_for(network, IMAGES)
+    full, upright = said_by(network).mean(), said_by(network).mean(slice(0, 1))
+    got = run_graph(graphs.session("hat", "convnet", "fp32", 1), pixels)["distances"]
+    foreign = complete(upright, rule)["scores"] - rule.centers
+    for row, best in enumerate(foreign.argmin(axis=1)):
+        for task, own in enumerate(rule.columns):
+            wanted = full if task == best else upright
+            np.testing.assert_allclose(got[row, own], wanted["distances"][row, own], rtol=1e-4, atol=1e-5)
+            other = upright if task == best else full
+            assert not np.allclose(got[row, own], other["distances"][row, own], rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_every_tasks_own_of_the_upright_image(graphs: Graphs) -> None:
+    network = learned("hat", "convnet")
+    pixels = pixels_for(network, 4)
+    full, quick = (run_graph(graphs.session("hat", "convnet", "fp32", count), pixels) for count in (None, 1))
+    live = [len(network.wires.after.live(task)) for task in range(len(network.heads))]
+    assert full[FEATURES].shape == (4, sum(live))
+    np.testing.assert_allclose(quick[FEATURES], full[FEATURES], rtol=1e-5, atol=1e-5)
+    # The distance to a class mean in them is the network's distance in the first rotation.
+    start = live[0]
+    means = network.distance(1).means[0].numpy()
+    squared = ((full[FEATURES][:, None, start : start + live[1]] - means) ** 2).sum(axis=2)
+    wanted = rotated_outputs(network, pixels).distances[0][:, rule_for(network).columns[1]]
+    np.testing.assert_allclose(squared, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "fp16"])
+def test_the_graph_is_checked_and_its_batch_is_free(precision: str, graphs: Graphs) -> None:
+    path = graphs.folder("hat", "convnet", precision, 1) / graph_name(precision)
+    onnx.checker.check_model(path, full_check=True)
+    model = onnx.load(path)
+    (pixels,) = model.graph.input
+    assert (pixels.name, pixels.type.tensor_type.elem_type) == (INPUT_NAME, TensorProto.UINT8)
+    batch, *shape = pixels.type.tensor_type.shape.dim
+    assert batch.dim_param == "batch"
+    assert [side.dim_value for side in shape] == [8, 8, 1]
+    assert [output.name for output in model.graph.output] == [*OUTPUT_NAMES, FEATURES]
+    assert all(output.type.tensor_type.elem_type == TensorProto.FLOAT for output in model.graph.output)
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"name": "tiny"}
+
+
+@pytest.mark.parametrize("candidates", [None, 1])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_every_node_says_which_task_it_belongs_to(precision: str, candidates: int | None, graphs: Graphs) -> None:
+    graph = graphs.model("hat", "resnet18", precision, candidates).graph
+    nodes = [*graph.node]
+    for branch in (attribute.g for node in graph.node for attribute in node.attribute if node.op_type == "If"):
+        nodes += branch.node
+    names = [node.name for node in nodes]
     assert len(set(names)) == len(names)
     rooms = {name.split("/")[0] for name in names}
-    assert rooms == {"pixels", "task0", "task1", "task2", "logits", "distances"}
+    own = {"pixels", "task0", "task1", "logits", "distances", "features", "decision"}
+    assert rooms == own | ({"cascade"} if candidates else set())
     assert "task1/body/2/first/Conv" in names
+    assert ("task1/body/2/first/Conv@turned" in names) == (candidates is not None)
 
 
-def test_writing_twice_gives_the_same_bytes() -> None:
-    network = network_of("sup", "convnet")
-    assert graph_of(network).SerializeToString() == graph_of(network).SerializeToString()
+def test_writing_twice_gives_the_same_bytes(graphs: Graphs, tmp_path: Path) -> None:
+    first = graphs.folder("sup", "convnet", "int8", 2)
+    for path in written(tmp_path, learned("sup", "convnet"), "int8", 2).iterdir():
+        assert path.read_bytes() == (first / path.name).read_bytes(), path.name
 
 
-def test_signs_are_stored_once_and_masks_once_a_task_as_bits() -> None:
-    network = network_of("sup", "resnet18")
+@pytest.mark.parametrize("candidates", [None, 1])
+@pytest.mark.parametrize(("method", "precision"), [("hat", "fp32"), ("hat", "int8"), ("sup", "int8")])
+def test_weights_lie_in_the_files_of_their_owners(
+    method: str, precision: str, candidates: int | None, graphs: Graphs
+) -> None:
+    folder = graphs.folder(method, "convnet", precision, candidates)
+    model = onnx.load(folder / graph_name(precision), load_external_data=False)
+    outside = {
+        tensor.name: ExternalDataInfo(tensor).location
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor)
+    }
+    assert outside
+    assert all(location == part_name(name.split("/")[0], precision) for name, location in outside.items())
+    owners = {location.split(".")[0] for location in outside.values()}
+    assert owners == {"task0", "task1", "task2"} | ({"shared"} if method == "sup" else set())
+    assert {path.name for path in folder.iterdir()} == {graph_name(precision), *outside.values()}
+    # What is left in the graph is shapes, indices and the numbers of the decision.
+    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer if not uses_external_data(tensor))
+    assert inline < 3000
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_the_files_of_weights_do_not_depend_on_the_cascade(method: str, precision: str, graphs: Graphs) -> None:
+    with_all, with_one = (
+        {
+            path.name: path.read_bytes()
+            for path in graphs.folder(method, "resnet18", precision, candidates).glob("*.bin")
+        }
+        for candidates in (None, 1)
+    )
+    assert with_all == with_one
+    assert part_name("task1", precision) in with_all
+
+
+def stored_values(model: onnx.ModelProto) -> dict[str, NDArray[np.generic]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "fp16"])
+def test_signs_are_stored_once_and_masks_once_a_task_as_bits(precision: str, graphs: Graphs) -> None:
+    network = learned("sup", "resnet18")
     # The projection that only learning needs is not exported.
     layers = [
         module for part in network.body for module in part.modules() if isinstance(module, MaskedConv2d | MaskedLinear)
     ]
-    stored = {constant.name: numpy_helper.to_array(constant) for constant in graph_of(network).graph.initializer}
+    stored = stored_values(graphs.model("sup", "resnet18", precision))
     packed = {name: values for name, values in stored.items() if name.endswith("/packed")}
-    assert sum("/signs/" in name for name in packed) == len(layers)
-    assert sum("/mask/" in name for name in packed) == len(layers) * TASKS
+    tasks = len(network.heads)
+    assert sum(name.startswith("shared/") and "/signs/" in name for name in packed) == len(layers)
+    assert sum(name.startswith("task") and "/mask/" in name for name in packed) == len(layers) * tasks
     assert all(values.dtype == np.uint8 for values in packed.values())
     bits = sum(values.nbytes for values in packed.values())
-    assert bits == sum(-(-math.prod(layer.shape) // 8) for layer in layers) * (1 + TASKS)
+    assert bits == sum(-(-math.prod(layer.shape) // 8) for layer in layers) * (1 + tasks)
     assert not any(name.endswith("/weight") for name in stored if "/body/" in name)
 
 
-def test_gates_leave_only_live_channels_in_the_graph() -> None:
-    network = network_of("hat", "convnet")
-    stored = {constant.name: numpy_helper.to_array(constant) for constant in graph_of(network).graph.initializer}
+def value_of(model: onnx.ModelProto, name: str) -> NDArray[np.floating]:
+    """What a node on constants gives, worked out by the reference implementation."""
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    del alone.graph.node[:], alone.graph.output[:], alone.graph.input[:]
+    wanted, needed = {name}, []
+    for node in reversed(model.graph.node):
+        if wanted & set(node.output):
+            needed.append(node)
+            wanted |= set(node.input)
+    alone.graph.node.extend(reversed(needed))
+    alone.graph.output.append(onnx.ValueInfoProto(name=name))
+    return np.asarray(ReferenceEvaluator(alone).run([name], {})[0])
+
+
+@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
+def test_ternary_weights_lose_nothing_in_whole_numbers(backbone: str, graphs: Graphs) -> None:
+    network = learned("sup", backbone)
+    model = graphs.model("sup", backbone, "int8")
+    convolutions = [node for node in model.graph.node if node.op_type == "Conv" and node.name.startswith("task1/body/")]
+    baked = [layer for layer in bake_task(network, 1).body.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == len(baked)
+    for node, layer in zip(convolutions, baked, strict=True):
+        weight = value_of(model, node.input[1])
+        np.testing.assert_allclose(weight, layer.weight.detach().numpy(), rtol=3e-7, atol=0)
+
+
+def test_weights_of_hat_are_seven_bits_of_each_rows_largest(graphs: Graphs) -> None:
+    network = learned("hat", "convnet")
+    stored = stored_values(graphs.model("hat", "convnet", "int8"))
+    layer = next(layer for layer in bake_task(network, 1).body.modules() if isinstance(layer, nn.Conv2d))
+    rows, steps = stored["task1/body/0/0/weight"], stored["task1/body/0/0/weight_scale"]
+    assert rows.dtype == np.int8
+    # Two products of 255 * 63 fit into 16 bits; with 127 they would not.
+    assert (np.abs(rows.astype(int)).max(axis=(1, 2, 3)) == 63).all()
+    assert 2 * 255 * 63 < 2**15 < 2 * 255 * 127
+    error = np.abs(rows * steps[:, None, None, None] - layer.weight.detach().numpy())
+    assert (error <= steps[:, None, None, None] * 0.5001).all()
+
+
+def test_heads_distances_and_linear_layers_stay_floating_point(graphs: Graphs) -> None:
+    model = graphs.model("hat", "convnet", "int8")
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    for kind in ("MatMul", "Gemm"):
+        layers = [node for node in model.graph.node if node.op_type == kind]
+        assert layers
+        for node in layers:
+            assert not any(name in made_by and made_by[name].op_type == "DequantizeLinear" for name in node.input[1:])
+    assert stored_values(model)["task0/head/weight"].dtype == np.float32
+
+
+def test_gates_leave_only_live_channels_in_the_graph(graphs: Graphs) -> None:
+    network = learned("hat", "convnet")
+    stored = stored_values(graphs.model("hat", "convnet"))
     first, second = network.unit_masks()[:2]
-    for task in range(TASKS):
+    for task in range(len(network.heads)):
         assert stored[f"task{task}/body/1/0/weight"].shape[:2] == (len(second.live(task)), len(first.live(task)))
 
 
-def test_a_layer_without_onnx_is_refused_by_name() -> None:
-    baked = bake(network_of("hat", "convnet"))
-    baked.baked_tasks[1].body.append(nn.Sigmoid())
-    with pytest.raises(TypeError, match="task1/body/4: no ONNX is known for Sigmoid"):
-        to_onnx(baked, SPEC[1], {})
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_layer_without_onnx_is_refused_by_name(precision: str, tmp_path: Path) -> None:
+    network = learned("hat", "convnet")
+
+    def bake(task: int) -> BakedTask:
+        baked = bake_task(network, task)
+        if task == 1:
+            baked.body.append(nn.Sigmoid())
+        return baked
+
+    plan = GraphPlan(image_spec(network), 0.5, 0.25, rule_for(network), precision, None, {})
+    with pytest.raises(TypeError, match=r"task1/body/4: no .*ONNX is known for Sigmoid"):
+        write_graph(tmp_path, bake, plan)

@@ -4,41 +4,92 @@ from pathlib import Path
 
 import pytest
 
+from export import verify as parity
+from export.__main__ import main as export
 from export.inspect import inspect, main
+from serving.bundle import Bundle, load_bundle
+from tests.export import test_cascade
 from tests.export.conftest import Exported
+from tests.export.networks import evidence_for, learned, put_run, run_of
+from tests.helpers_serving import edit_manifest
 
 
 def test_units_are_the_live_ones_of_every_layer(exported_hat: Exported) -> None:
     masks = exported_hat.run.network.unit_masks()
-    for task, part in enumerate(inspect(exported_hat.bundle)):
+    for task, part in enumerate(inspect(exported_hat.bundle).parts):
         # The last mask is the projection's, which is not exported.
         assert part.units == tuple(len(mask.live(task)) for mask in masks[:-1])
         assert part.labels == exported_hat.run.config.tasks[task]
-        assert part.milliseconds > 0
+        assert part.milliseconds["fp32"] > 0
+
+
+def multiplications_by_hand(bundle: Bundle, units: tuple[int, ...]) -> int:
+    """Of the convnet, for one image in all rotations."""
+    side, before, macs = bundle.manifest.image.height, bundle.manifest.image.channels, 0
+    for own, kernel in zip(units[:-1], (3, 3, 2), strict=True):
+        side = side + 2 * (kernel // 2) - kernel + 1
+        macs += own * before * kernel**2 * side**2
+        side, before = side // 2, own
+    return 4 * (macs + units[-1] * before * side**2)
 
 
 def test_multiplications_by_hand(exported: Exported) -> None:
-    config = exported.run.network.config
-    part = inspect(exported.bundle)[0]
-    side, before, macs = config.height, config.channels, 0
-    for units, kernel in zip(part.units[:-1], (3, 3, 2), strict=True):
-        side = side + 2 * (kernel // 2) - kernel + 1
-        macs += units * before * kernel**2 * side**2
-        side, before = side // 2, units
-    macs += part.units[-1] * before * side**2
-    assert part.macs == 4 * macs
-
-
-def test_parts_hold_almost_all_of_the_graph(exported: Exported) -> None:
-    stored = sum(part.stored_bytes for part in inspect(exported.bundle))
-    assert 0.2 * len(exported.bundle.graph) < stored < len(exported.bundle.graph)
+    part = inspect(exported.bundle).parts[0]
+    assert part.macs == multiplications_by_hand(exported.bundle, part.units)
 
 
 def test_the_command_shows_tasks_and_verification(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(exported.bundle.path)]) == 0
     shown = capsys.readouterr().out
     assert exported.bundle.manifest.version in shown
+    assert "goes on from no other version" in shown
+    assert "no cascade: every task sees an image in all rotations, 8 views" in shown
     assert "logits difference batch 7" in shown
+
+
+@pytest.fixture(scope="module")
+def rich_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A residual network in two precisions, with a cascade."""
+    place, network = tmp_path_factory.mktemp("rich"), learned("hat", "resnet18", (1, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity, "AGREEING", {})
+        patch.setattr(parity, "AUROC_CHANGE", 2)
+        test_cascade.answer_with(patch, test_cascade.said_of(40, 2, surprising=0))
+        folder = put_run(patch, place / "run", run_of(network, test_cascade.rule_of(2)), evidence_for(network))
+        assert export([str(folder), "--out", str(place / "bundle"), "--precision", "int8", "--cascade", "on"]) == 0
+    tasks = [task.model_dump(mode="json") for task in load_bundle(place / "bundle").manifest.tasks]
+    edit_manifest(place / "bundle", before="859549a0961c", tasks=[{**tasks[0], "unchanged": True}, tasks[1]])
+    return load_bundle(place / "bundle")
+
+
+def test_every_precision_is_measured_and_a_cascade_counts_a_layer_once(rich_bundle: Bundle) -> None:
+    found = inspect(rich_bundle)
+    masks = learned("hat", "resnet18", (1, 1)).unit_masks()
+    assert found.milliseconds.keys() == {"fp32", "int8"}
+    assert all(value > 0 for value in found.milliseconds.values())
+    for task, part in enumerate(found.parts):
+        # A stem, eight blocks of two, three shortcuts of their own; to pick channels for a sum is no layer.
+        assert len(part.units) == 1 + 16 + 3
+        assert set(part.units) <= {len(mask.live(task)) for mask in masks}
+        sizes = {name: info.size for name, info in rich_bundle.manifest.files.items()}
+        assert part.stored_bytes == {key: sizes[f"task{task}.{key}.bin"] for key in ("fp32", "int8")}
+        assert part.stored_bytes["int8"] < part.stored_bytes["fp32"]
+        assert part.milliseconds.keys() == {"fp32", "int8"}
+        assert part.macs > 0
+    assert [part.unchanged for part in found.parts] == [True, False]
+
+
+def test_the_command_shows_precisions_cascade_and_what_is_unchanged(
+    rich_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(rich_bundle.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "goes on from version 859549a0961c: 1 of 2 tasks are unchanged" in shown
+    assert "cascade: 1 of 2 tasks see an image in all rotations, 5 views instead of 8" in shown
+    assert "100.00% of 40 validation images are answered as without" in " ".join(shown.split())
+    for column in ("kB fp32", "kB int8", "ms fp32", "ms int8"):
+        assert column in shown
+    assert "label agreement" in shown
 
 
 def test_no_bundle_is_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

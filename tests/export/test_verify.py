@@ -1,22 +1,43 @@
+"""A graph that does not say what the network says becomes no bundle, and a bundle that changed is noticed."""
+
 from __future__ import annotations
 
 import copy
+import io
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from export import __main__ as command
 from export import verify as parity
-from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify
+from export.__main__ import main
+from export.graph import GraphPlan, write_graph
+from export.verify import (
+    ALLOWED,
+    BATCHES,
+    ParityError,
+    open_session,
+    run_graph,
+    synthetic_images,
+    verify,
+    verify_precision,
+)
 from models.network import Network
-from serving.bundle import ImageSpec
-from serving.decision import OUTPUT_NAMES
+from serving.bundle import FORMAT, GOLDEN, ImageSpec, graph_name, load_bundle
+from serving.decision import OUTPUT_NAMES, Rule, TaskRule
 from tests.export.conftest import Exported
+from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC
+from tests.helpers_serving import edit_manifest, reseal
 
 PIXELS = synthetic_images(SPEC, 9)
 
@@ -29,11 +50,22 @@ def changed(network: Network, name: str, by: float) -> Network:
     return other
 
 
+def check(exported: Exported, network: Network | None = None) -> dict[str, float]:
+    session = open_session(exported.bundle.path, "fp32")
+    return verify(network or exported.run.network, exported.run.rule, session, PIXELS, None)
+
+
+# ---- network against graph
+
+
 def test_a_graph_of_this_network_passes_with_all_its_differences(exported: Exported) -> None:
-    result = verify(exported.run.network, exported.run.rule, exported.bundle.graph, PIXELS)
+    result = check(exported)
     differences = {f"{name}_difference_batch_{size}" for name in OUTPUT_NAMES for size in BATCHES}
-    assert result.keys() == differences | {"images", "allowed"}
+    labels = {f"label_agreement_batch_{size}" for size in BATCHES}
+    assert BATCHES == (1, 7)
+    assert result.keys() == differences | labels | {"images", "allowed"}
     assert all(0 <= result[name] <= ALLOWED for name in differences)
+    assert all(result[name] == 1 for name in labels)
     assert (result["images"], result["allowed"]) == (9, ALLOWED)
 
 
@@ -44,26 +76,14 @@ def test_a_graph_of_this_network_passes_with_all_its_differences(exported: Expor
 def test_a_graph_of_another_network_is_refused_by_task_output_and_limit(
     tensor: str, task: int, output: str, exported_hat: Exported
 ) -> None:
-    other = changed(exported_hat.run.network, tensor, 100.0)
     message = rf"task {task}, {output}, batch 1: max \|difference\| / \(1 \+ \|value\|\) is .* > 0.0001"
     with pytest.raises(ParityError, match=message):
-        verify(other, exported_hat.run.rule, exported_hat.bundle.graph, PIXELS)
+        check(exported_hat, changed(exported_hat.run.network, tensor, 100.0))
 
 
 def test_a_network_that_says_nan_is_refused(exported_hat: Exported) -> None:
-    other = changed(exported_hat.run.network, "heads.1.bias", float("nan"))
     with pytest.raises(ParityError, match=r"task 1, logits, batch 1: .* is nan > 0.0001"):
-        verify(other, exported_hat.run.rule, exported_hat.bundle.graph, PIXELS)
-
-
-def test_a_graph_that_says_nan_is_refused(exported_hat: Exported) -> None:
-    model = onnx.load_from_string(exported_hat.bundle.graph)
-    for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            damaged = numpy_helper.to_array(tensor) * np.float32("nan")
-            tensor.CopyFrom(numpy_helper.from_array(damaged, tensor.name))
-    with pytest.raises(ParityError, match=r"task 0, logits, batch 1: .* is nan > 0.0001"):
-        verify(exported_hat.run.network, exported_hat.run.rule, model.SerializeToString(), PIXELS)
+        check(exported_hat, changed(exported_hat.run.network, "heads.1.bias", float("nan")))
 
 
 def test_labels_that_differ_are_refused_even_if_every_difference_is_allowed(
@@ -76,7 +96,7 @@ def test_labels_that_differ_are_refused_even_if_every_difference_is_allowed(
             contrary.head(task).weight.neg_()
             contrary.head(task).bias.neg_()
     with pytest.raises(ParityError, match="batch 1: 9 of 9 labels differ between network and graph"):
-        verify(contrary, exported_hat.run.rule, exported_hat.bundle.graph, PIXELS)
+        check(exported_hat, contrary)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -90,16 +110,212 @@ def test_synthetic_images_are_many_different_ones_and_the_same_each_time(mode: s
     assert (images[0].max(), images[1].min()) == (0, 255)
 
 
-def test_a_written_bundle_is_checked_again(
-    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+# ---- the exporter writes nothing where one of them fails
+
+
+def tamper(
+    patch: pytest.MonkeyPatch, precision: str, tensor: str, damage: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> None:
-    written = Path(shutil.copytree(exported.bundle.path, tmp_path / "copy"))
-    assert parity.main([str(written)]) == 0
-    assert "3 checksums and 8 golden answers are right" in capsys.readouterr().out
-    with (written / "model.onnx").open("r+b") as file:
-        file.seek(1000)
-        byte = file.read(1)[0]
-        file.seek(1000)
-        file.write(bytes([byte ^ 1]))
-    assert parity.main([str(written)]) == 2
-    assert "corrupt" in capsys.readouterr().err
+    """Let one tensor of a graph be another as soon as it is written."""
+
+    def write(folder: Path, bake: Any, plan: GraphPlan) -> None:
+        write_graph(folder, bake, plan)
+        if plan.precision != precision:
+            return
+        path = folder / graph_name(precision)
+        model = onnx.load(path, load_external_data=False)
+        found = next(constant for constant in model.graph.initializer if constant.name == tensor)
+        place = {entry.key: entry.value for entry in found.external_data}
+        values = numpy_helper.to_array(found, base_dir=str(folder))
+        with (folder / place["location"]).open("r+b") as file:
+            file.seek(int(place["offset"]))
+            file.write(damage(values).astype(values.dtype).tobytes())
+
+    patch.setattr(command, "write_graph", write)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with validation images at hand."""
+    network = learned("hat", "convnet")
+    return put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network))
+
+
+def assert_nothing_is_written(arguments: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the exporter says instead."""
+    place.mkdir()
+    assert main([*arguments, "--out", str(place / "bundle")]) == 2
+    assert list(place.iterdir()) == []
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_wrong_weights_are_no_bundle(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tamper(monkeypatch, "fp32", "task1/body/1/0/weight", lambda weight: weight * 1.5)
+    error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+    assert error.startswith("error: task 1, logits, batch 1: max |difference| / (1 + |value|) is ")
+    assert error.endswith(" > 0.0001\n")
+
+
+def test_a_graph_that_says_nan_is_no_bundle(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tamper(monkeypatch, "fp32", "task2/head/bias", lambda bias: bias * float("nan"))
+    error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+    assert "task 2, logits, batch 1" in error
+    assert "is nan > 0.0001" in error
+
+
+def test_a_failed_export_leaves_the_bundle_that_was_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "place" / "bundle"
+    assert main([str(run), "--out", str(out)]) == 0
+    version = load_bundle(out).manifest.version
+    tamper(monkeypatch, "fp32", "task1/body/1/0/weight", lambda weight: weight * 1.5)
+    assert main([str(run), "--out", str(out)]) == 2
+    assert [path.name for path in out.parent.iterdir()] == ["bundle"]
+    load_bundle(out).check()
+    assert load_bundle(out).manifest.version == version
+
+
+def test_whole_numbers_that_change_answers_are_no_bundle(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tamper(monkeypatch, "int8", "task1/head/weight", lambda weight: -3 * weight)
+    tamper_error = assert_nothing_is_written([str(run), "--precision", "int8"], tmp_path / "place", capsys)
+    assert tamper_error.startswith("error: int8: label agreement with fp32 is ")
+    assert tamper_error.endswith("% < 99%\n")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_without_any_image_at_hand_a_coarser_precision_is_no_bundle(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = put_run(monkeypatch, tmp_path / "run", run_of(learned("hat", "convnet")))
+    error = assert_nothing_is_written([str(folder), "--precision", precision], tmp_path / "place", capsys)
+    assert error == f"error: {precision}: no validation image is at hand to verify it by; --data says where they are\n"
+
+
+# ---- a coarser precision against fp32
+
+
+RULE = Rule(tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=2),) * 2)
+EVIDENCE = evidence_for(learned("hat", "convnet", (2, 2)), 200)
+ONE_TASK = replace(EVIDENCE, tasks=np.zeros(200, dtype=int))
+"""With the images of one task alone nothing can be ranked."""
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, NDArray[Any]]:
+    """Of 200 images that are all known; every second one is the first task's and its class is clear."""
+    p_task = np.tile([[0.9, 0.1], [0.1, 0.9]], (100, 1)).astype(np.float32)
+    within = np.tile([0.8, 0.2, 0.7, 0.3], (200, 1)).astype(np.float32)
+    scores = np.tile([[0.0, 5.0], [5.0, 0.0]], (100, 1)).astype(np.float32)
+    parts = (np.zeros((200, 4)), np.zeros((200, 4)), scores, p_task, within, within * p_task.repeat(2, axis=1))
+    return dict(zip(OUTPUT_NAMES, parts, strict=True))
+
+
+def test_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
+    got = {name: values.copy() for name, values in outputs.items()}
+    got["probability"][:2] = got["probability"][:2, ::-1]
+    result = verify_precision("int8", outputs, got, RULE, EVIDENCE)
+    assert (result["images"], result["label_agreement"], result["unknown_agreement"]) == (200, 0.99, 1.0)
+    assert result["task_auroc_change"] == 0
+    got["probability"][2] = got["probability"][2, ::-1]
+    with pytest.raises(ParityError, match=r"int8: label agreement with fp32 is 98\.50% < 99%"):
+        verify_precision("int8", outputs, got, RULE, EVIDENCE)
+
+
+def test_unknown_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
+    got = {name: values.copy() for name, values in outputs.items()}
+    got["scores"][:6] = 1000
+    assert verify_precision("fp16", outputs, got, RULE, ONE_TASK)["unknown_agreement"] == 0.97
+    got["scores"][:7] = 1000
+    with pytest.raises(ParityError, match=r"fp16: unknown agreement with fp32 is 96\.50% < 97%"):
+        verify_precision("fp16", outputs, got, RULE, EVIDENCE)
+
+
+def test_a_ranking_that_changes_is_refused_even_if_every_answer_stays(outputs: dict[str, NDArray[Any]]) -> None:
+    got = {name: values.copy() for name, values in outputs.items()}
+    # Of the images of other tasks, some become more like the first task than its own; another task still knows them.
+    got["scores"][1:41:2, 0] = -9
+    with pytest.raises(ParityError, match=r"int8: mean task AUROC changes by -0\.\d+; allowed 0\.01"):
+        verify_precision("int8", outputs, got, RULE, EVIDENCE)
+
+
+# ---- a bundle that was written
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle in three precisions."""
+    place, network = tmp_path_factory.mktemp("three"), learned("sup", "convnet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parity, "AGREEING", {"label_agreement": 0.5})
+        folder = put_run(patch, place / "run", run_of(network), evidence_for(network))
+        assert main([str(folder), "--out", str(place / "bundle"), "--precision", "int8", "fp16"]) == 0
+    return place / "bundle"
+
+
+def test_all_precisions_are_verified_and_recorded(three: Path) -> None:
+    manifest = load_bundle(three).manifest
+    assert manifest.precisions == ("fp32", "int8", "fp16")
+    assert manifest.tasks[1].parts == ("task1.fp32.bin", "task1.int8.bin", "task1.fp16.bin")
+    assert "logits_difference_batch_7" in manifest.verification["fp32"]
+    for precision in ("int8", "fp16"):
+        checked = manifest.verification[precision]
+        assert checked["images"] == 40
+        assert {"label_agreement", "unknown_agreement", "task_auroc_change", "known_accepted"} <= checked.keys()
+    assert manifest.verification["fp16"]["label_agreement"] == 1
+
+
+def test_golden_answers_are_each_precisions_own(three: Path) -> None:
+    golden = load_bundle(three).golden
+    for precision in ("fp32", "int8", "fp16"):
+        got = run_graph(open_session(three, precision), golden.pixels)
+        np.testing.assert_array_equal(golden.outputs[precision]["logits"], got["logits"])
+    assert not np.array_equal(golden.outputs["fp32"]["logits"], golden.outputs["int8"]["logits"])
+
+
+def test_a_written_bundle_is_checked_again(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(three)]) == 0
+    said = capsys.readouterr().out
+    assert "17 checksums and 8 golden answers in fp32, int8, fp16 are right" in said
+
+
+@pytest.mark.parametrize("name", ["task1.int8.bin", "shared.fp16.bin", "model.fp32.onnx", GOLDEN])
+def test_one_wrong_bit_is_noticed(name: str, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = Path(shutil.copytree(three, tmp_path / "bundle"))
+    content = bytearray((damaged / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (damaged / name).write_bytes(bytes(content))
+    assert parity.main([str(damaged)]) == 2
+    assert f"{name}: corrupt: sha256" in capsys.readouterr().err
+
+
+def test_golden_answers_that_the_graph_does_not_give_are_noticed(
+    three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = Path(shutil.copytree(three, tmp_path / "bundle"))
+    with np.load(damaged / GOLDEN) as stored:
+        arrays = dict(stored)
+    arrays["int8.p_task"] = arrays["int8.p_task"] + np.float32(0.1)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    reseal(damaged, GOLDEN, content.getvalue())
+    assert parity.main([str(damaged)]) == 2
+    error = capsys.readouterr().err
+    assert "model.int8.onnx: p_task of the images in golden.npz" in error
+    assert " was recorded; difference 0.1 > " in error
+
+
+def test_a_newer_bundle_is_refused(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = Path(shutil.copytree(three, tmp_path / "bundle"))
+    edit_manifest(newer, format=FORMAT + 1)
+    assert parity.main([str(newer)]) == 2
+    assert f"format {FORMAT + 1}; this version reads format {FORMAT}" in capsys.readouterr().err

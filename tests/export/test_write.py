@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from export.write import WriteError, write_directory
+from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
 from serving.bundle import MANIFEST
 from tests.helpers import raise_at_call
 
 OLD = {MANIFEST: b"old manifest", "model.onnx": b"old graph", "only.old": b"?"}
 NEW = {"model.onnx": b"new graph", MANIFEST: b"new manifest"}
+
+
+def write_directory(folder: Path, files: dict[str, bytes]) -> None:
+    """As the exporter does it."""
+    check_target(folder)
+    with fresh_directory(folder.parent, folder.name) as fresh:
+        write_files(fresh, files)
+        move_into_place(fresh, folder)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -23,6 +32,13 @@ def test_a_new_bundle_appears_with_its_files_and_nothing_beside_it(tmp_path: Pat
     assert contents(tmp_path / "deep" / "bundle") == NEW
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["bundle"]
     assert stat.S_IMODE((tmp_path / "deep" / "bundle").stat().st_mode) == 0o755
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    with contextlib.suppress(ZeroDivisionError), fresh_directory(tmp_path, "bundle") as fresh:
+        write_files(fresh, NEW)
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_older_bundle_is_replaced_whole(tmp_path: Path) -> None:

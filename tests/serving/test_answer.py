@@ -9,6 +9,7 @@ from serving.answer import Question, Wording, answer_image, describe
 from serving.bundle import TaskInfo
 from serving.errors import ParameterError
 from serving.runtime import Model
+from serving.schemas import CascadeDescription
 from tests.helpers_serving import COLOURS, GREY, image_bytes
 
 
@@ -29,7 +30,7 @@ def test_grey_is_unknown_but_has_a_best_guess(model: Model) -> None:
 
 def test_the_numbers_of_an_answer_agree_with_each_other(model: Model) -> None:
     said = answer_image(model, image_bytes((200, 90, 40)), Question.ask(model, top=4))
-    assert said.confidence == said.p_within_task * said.p_task
+    assert said.confidence == pytest.approx(said.p_within_task * said.p_task, rel=1e-6)
     assert said.top[0].probability == said.confidence
     assert (said.top[0].label, said.top[0].class_id, said.top[0].task) == (said.best_guess, said.class_id, said.task)
     assert sum(entry.probability for entry in said.top) == pytest.approx(1)
@@ -95,3 +96,5 @@ def test_description_of_what_is_served(model: Model) -> None:
     described = describe(model)
     assert [task.labels for task in described.tasks] == [("red", "green"), ("blue", "yellow")]
     assert (described.alpha, described.provider) == (0.05, "CPUExecutionProvider")
+    assert (described.precision, described.precisions) == ("fp32", ("fp32",))
+    assert described.cascade == CascadeDescription(candidates=None, agreement=None, images=0)

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.bundle import GOLDEN, GRAPH, MANIFEST, RULE, BundleError, load_bundle
-from tests.helpers_serving import SPEC, edit_manifest, reseal
+from serving.bundle import FORMAT, GOLDEN, MANIFEST, RULE, BundleError, load_bundle
+from serving.decision import OUTPUT_NAMES
+from tests.helpers_serving import GRAPH, SPEC, edit_manifest, reseal
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def test_one_wrong_byte_is_refused(copy: Path, name: str, where: int) -> None:
     content[where] ^= 1
     (copy / name).write_bytes(bytes(content))
     with pytest.raises(BundleError, match=f"{name}: corrupt: sha256"):
-        load_bundle(copy)
+        load_bundle(copy).graph("fp32")
+    with pytest.raises(BundleError, match=f"{name}: corrupt: sha256"):
+        load_bundle(copy).check()
 
 
 def test_a_manifest_that_is_not_json_is_refused(copy: Path) -> None:
@@ -50,12 +53,12 @@ def test_a_manifest_that_was_edited_is_refused(copy: Path) -> None:
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(BundleError, match=f"{name}: cannot be read"):
-        load_bundle(copy)
+        load_bundle(copy).graph("fp32")
 
 
 def test_a_file_that_is_not_listed_is_named(copy: Path) -> None:
     edit_manifest(copy, files={})
-    with pytest.raises(BundleError, match=rf"lists no {RULE}, {GRAPH}, {GOLDEN}"):
+    with pytest.raises(BundleError, match=rf"lists no {RULE}, {GOLDEN}, {GRAPH}"):
         load_bundle(copy)
 
 
@@ -67,15 +70,45 @@ def test_no_directory_and_no_manifest(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(copy: Path) -> None:
-    edit_manifest(copy, format=2)
-    with pytest.raises(BundleError, match="format 2; this version reads format 1"):
+    edit_manifest(copy, format=FORMAT + 1)
+    with pytest.raises(BundleError, match=f"format {FORMAT + 1}; this version reads format {FORMAT}"):
         load_bundle(copy)
+
+
+def test_an_older_format_is_refused(copy: Path) -> None:
+    edit_manifest(copy, format=1)
+    with pytest.raises(BundleError, match=f"format 1; this version reads format {FORMAT}"):
+        load_bundle(copy)
+
+
+def test_a_precision_that_is_not_in_it_is_refused(copy: Path) -> None:
+    with pytest.raises(BundleError, match="no int8 in it; it has fp32"):
+        load_bundle(copy).graph("int8")
+
+
+def test_weights_of_a_task_that_are_not_listed_are_named(copy: Path) -> None:
+    tasks = [task.model_dump(mode="json") for task in load_bundle(copy).manifest.tasks]
+    tasks[1]["parts"] = ["task1.fp32.bin"]
+    edit_manifest(copy, tasks=tasks)
+    with pytest.raises(BundleError, match=r"lists no task1\.fp32\.bin"):
+        load_bundle(copy)
+
+
+def test_a_version_does_not_depend_on_what_came_before(copy: Path) -> None:
+    """The same weights are the same bundle, whatever they were exported after."""
+    version = load_bundle(copy).manifest.version
+    tasks = [{**task.model_dump(mode="json"), "unchanged": True} for task in load_bundle(copy).manifest.tasks]
+    edit_manifest(copy, before="859549a0961c", tasks=tasks)
+    assert load_bundle(copy).manifest.version == version
+    edit_manifest(copy, seed=7)
+    assert load_bundle(copy).manifest.version != version
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../b", ".."])
 def test_a_file_name_may_not_leave_the_bundle(copy: Path, name: str) -> None:
-    edit_manifest(copy, files={name: {"sha256": "0", "size": 0}})
-    with pytest.raises(BundleError, match=r"leaves the bundle|cannot be read"):
+    files = {key: info.model_dump() for key, info in load_bundle(copy).manifest.files.items()}
+    edit_manifest(copy, files={**files, name: {"sha256": "0", "size": 0}})
+    with pytest.raises(BundleError, match="leaves the bundle"):
         load_bundle(copy)
 
 
@@ -110,7 +143,8 @@ def test_rule_and_manifest_must_agree(copy: Path) -> None:
 
 def test_golden_images_must_have_the_size_of_the_model(copy: Path) -> None:
     stored = io.BytesIO()
-    np.savez(stored, pixels=np.zeros((1, 4, 4, 3), np.uint8), logits=np.zeros((1, 4)), distances=np.zeros((1, 4)))
+    outputs = {f"fp32.{name}": np.zeros((1, 4)) for name in OUTPUT_NAMES}
+    np.savez(stored, pixels=np.zeros((1, 4, 4, 3), np.uint8), **outputs)  # type: ignore[arg-type]
     reseal(copy, GOLDEN, stored.getvalue())
     with pytest.raises(BundleError, match=r"needed uint8 \(8, 8, 3\)"):
         load_bundle(copy)

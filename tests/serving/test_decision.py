@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.decision import SCORES, Rule, TaskRule, decide, threshold
+from serving.decision import NETWORK_NAMES, OUTPUT_NAMES, SCORES, Rule, TaskRule, complete, decide, judge, threshold
 
 TASK = TaskRule.fit([1.0, 2.0, 3.0, 4.0], classes=2)
 RULE = Rule(score="max_logit", alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2)
@@ -45,7 +45,7 @@ def test_tied_validation_scores_count_each() -> None:
 
 
 def test_decision_by_hand() -> None:
-    verdicts = decide(OUTPUTS, RULE)
+    verdicts = judge(OUTPUTS, RULE)
     # Row 0: scores -2 and -1 around the same center, so that one lies one further out; p-values 3/5 and 2/5.
     nearer = 1 / (1 + math.exp(-SCORES["max_logit"].sharpness))
     assert verdicts.p_task[0] == pytest.approx([nearer, 1 - nearer])
@@ -60,20 +60,30 @@ def test_decision_by_hand() -> None:
     assert (verdicts.class_id[1], verdicts.task[1]) == (1, 0)
 
 
+def test_completed_outputs_hold_all_that_a_decision_reads() -> None:
+    completed = complete(OUTPUTS, RULE)
+    assert tuple(completed) == OUTPUT_NAMES
+    assert (completed["scores"] == -LOGITS.reshape(3, 2, 2).max(axis=2)).all()
+    # A decision reads no logits and no distances: whoever completes them may be a graph.
+    completed |= dict.fromkeys(NETWORK_NAMES, np.full_like(LOGITS, np.nan))
+    for one, other in zip(decide(completed, RULE), judge(OUTPUTS, RULE), strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_a_tie_falls_to_the_first_class() -> None:
-    verdicts = decide(OUTPUTS, RULE)
+    verdicts = judge(OUTPUTS, RULE)
     assert (verdicts.class_id[2], verdicts.task[2]) == (0, 0)
 
 
 def test_probability_is_the_product_exactly() -> None:
-    verdicts = decide(OUTPUTS, RULE)
+    verdicts = judge(OUTPUTS, RULE)
     expected = verdicts.p_within_task * np.repeat(verdicts.p_task, 2, axis=1)
     assert (verdicts.probability == expected).all()
     assert verdicts.probability.sum(axis=1) == pytest.approx([1, 1, 1])
 
 
 def test_given_task_answers_within_it() -> None:
-    verdicts = decide(OUTPUTS, RULE, given_task=1)
+    verdicts = judge(OUTPUTS, RULE, given_task=1)
     assert verdicts.task.tolist() == [1, 1, 1]
     assert verdicts.class_id.tolist() == [2, 2, 2]
     assert verdicts.p_task.tolist() == [[0.0, 1.0]] * 3
@@ -83,17 +93,17 @@ def test_given_task_answers_within_it() -> None:
 
 @pytest.mark.parametrize(("alpha", "known"), [(0.59, True), (0.61, False)])
 def test_alpha_decides_what_is_known(alpha: float, known: bool) -> None:
-    assert decide(OUTPUTS, RULE, alpha=alpha).known[0] == known
+    assert judge(OUTPUTS, RULE, alpha=alpha).known[0] == known
 
 
 def test_exactly_alpha_is_known() -> None:
-    assert decide(OUTPUTS, RULE, alpha=2 / 5, given_task=1).known[0]
+    assert judge(OUTPUTS, RULE, alpha=2 / 5, given_task=1).known[0]
 
 
 def test_rows_do_not_depend_on_each_other() -> None:
-    together = decide(OUTPUTS, RULE)
+    together = judge(OUTPUTS, RULE)
     for row in range(len(LOGITS)):
-        alone = decide({name: values[row : row + 1] for name, values in OUTPUTS.items()}, RULE)
+        alone = judge({name: values[row : row + 1] for name, values in OUTPUTS.items()}, RULE)
         for one, many in zip(alone, together, strict=True):
             assert np.array_equal(one[0], many[row])
 
@@ -101,7 +111,7 @@ def test_rows_do_not_depend_on_each_other() -> None:
 def test_mahalanobis_takes_the_nearest_class() -> None:
     rule = Rule(score="mahalanobis", alpha=0.05, tasks=(TaskRule.fit(np.log([1.0, 2.0, 4.0]), classes=2),))
     outputs = {"logits": np.zeros((2, 2)), "distances": np.array([[2.0, 9.0], [0.0, 9.0]])}
-    assert decide(outputs, rule).p_value == pytest.approx([3 / 4, 1.0])
+    assert judge(outputs, rule).p_value == pytest.approx([3 / 4, 1.0])
 
 
 def test_threshold_is_minus_log10_alpha() -> None:
@@ -136,5 +146,5 @@ def test_exchangeable_images_are_accepted_at_least_1_minus_alpha(scores: list[fl
     for new, score in enumerate(scores):
         task = TaskRule.fit(scores[:new] + scores[new + 1 :], classes=1)
         rule = Rule(score="max_logit", alpha=alpha, tasks=(task,))
-        rejected += not decide({"logits": np.array([[-score]]), "distances": np.zeros((1, 1))}, rule).known[0]
+        rejected += not judge({"logits": np.array([[-score]]), "distances": np.zeros((1, 1))}, rule).known[0]
     assert rejected <= alpha * len(scores) + 1e-9

@@ -161,7 +161,7 @@ def test_the_dead_are_not_waited_for(group: Group, shelf: Shelf, swaps: Swaps, s
     assert (alive.version, dead.version) == ("two", "one")
 
 
-def test_one_that_does_not_answer_stops_the_swap(group: Group, shelf: Shelf, start: Start) -> None:
+def test_one_that_does_not_answer_stops_the_swap(group: Group, shelf: Shelf, swaps: Swaps, start: Start) -> None:
     alive = start()
     stuck = Worker(group)
     hasty = Swaps(group, shelf=shelf.folder, bundle=Path("unused"), patience=0.5)
@@ -169,9 +169,9 @@ def test_one_that_does_not_answer_stops_the_swap(group: Group, shelf: Shelf, sta
     with pytest.raises(SwapError, match="not all workers followed"):
         hasty.reload().result()
     assert group.state().serving.version == alive.version == "one"
-    stuck.follower.close()
-    assert hasty.reload().result().changed
     hasty.close()
+    stuck.follower.close()
+    assert swaps.reload().result().changed
 
 
 def test_one_that_starts_in_the_middle_comes_along(group: Group, shelf: Shelf, swaps: Swaps, start: Start) -> None:

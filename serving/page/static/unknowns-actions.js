@@ -2,17 +2,38 @@
 
 import { Problem } from "./api.js";
 import * as api from "./unknowns-api.js";
-import { allItems, drafts, element, fail, groupWith, held, refresh, say, selection, spelled, undo, wanted } from "./unknowns-board.js";
+import {
+  allItems,
+  drafts,
+  element,
+  fail,
+  groupWith,
+  held,
+  refresh,
+  say,
+  selection,
+  spelled,
+  undo,
+  wanted,
+} from "./unknowns-board.js";
 import * as view from "./unknowns-view.js";
 
 const AT_ONCE = 100;
 
-export let busy = false;
+let last = Promise.resolve();
+let waiting = 0;
 
-export async function run(work) {
-  if (busy) return;
-  busy = true;
+export const idle = () => waiting === 0;
+
+// One after the other: who is fast with the keys may be ahead of the service.
+export function run(work) {
+  waiting += 1;
   element("main").setAttribute("aria-busy", "true");
+  last = last.then(() => attempt(work));
+  return last;
+}
+
+async function attempt(work) {
   try {
     await work();
     element("problem").hidden = true;
@@ -20,10 +41,9 @@ export async function run(work) {
     fail(problem);
     // Others may have changed what is shown here.
     if (problem.status === 404 || problem.status === 409) await refresh().catch(() => {});
-  } finally {
-    busy = false;
-    element("main").setAttribute("aria-busy", "false");
   }
+  waiting -= 1;
+  element("main").setAttribute("aria-busy", String(!idle()));
 }
 
 // Tell the service, show what came of it, and offer to take it back.
@@ -32,8 +52,9 @@ const act = (what, body, words) =>
     const back = wayBack(what, body);
     const { items = [] } = await api.change(what, body);
     selection.ids.clear();
+    if (body.label !== undefined) drafts.delete(body.group);
     await refresh();
-    say(words(items.length), back && (() => back(items)));
+    say(words(items.length), back?.possible() ? () => back.run(items) : null);
   });
 
 // How to restore what is about to be changed; null if the page does not know all of it.
@@ -43,16 +64,21 @@ function wayBack(what, { ids, group }) {
   const whole = ids === undefined ? groupWith(group) : null;
   const uniform = whole?.state === "new";
   if (!uniform && whole && whole.items.length < whole.size) return null;
-  return async (changed) => {
-    const earlier = new Map();
+  // A group that has lost its last image is gone for good.
+  const possible = () =>
+    what !== "move" || ids.every((id) => shown.get(id).group === null || groupWith(shown.get(id).group));
+  const back = async (changed) => {
+    const steps = new Map();
     for (const id of changed) {
       const item = uniform ? { state: "new" } : shown.get(id);
-      const [path, body] = what === "move" ? ["move", { group: item.group }] : restoring(item);
-      const key = JSON.stringify([path, body]);
-      earlier.set(key, { path, body, ids: [...(earlier.get(key)?.ids ?? []), id] });
+      const [path, rest] = what === "move" ? ["move", { group: item.group }] : restoring(item);
+      const key = JSON.stringify([path, rest]);
+      if (!steps.has(key)) steps.set(key, { path, body: { ids: [], ...rest } });
+      steps.get(key).body.ids.push(id);
     }
-    for (const { path, body, ids: some } of earlier.values()) await api.change(path, { ids: some, ...body });
+    for (const { path, body } of steps.values()) await api.change(path, body);
   };
+  return { possible, run: back };
 }
 
 const restoring = ({ state, label }) =>
@@ -78,7 +104,6 @@ export function name(which, text) {
     known
       ? `Marked ${view.images(count)} as ${view.quoted(label)}, which the model has.`
       : `Named ${view.images(count)} ${view.quoted(label)}.`;
-  if (which.group !== undefined) drafts.delete(which.group);
   return act(known ? "known" : "label", { ...which, label }, words);
 }
 
@@ -109,7 +134,9 @@ function sure(title, words, count = null) {
   element("sure-count-label").textContent = `Type ${count} to confirm`;
   element("sure-count").value = "";
   element("sure-yes").disabled = count !== null;
-  element("sure-count").oninput = ({ target }) => (element("sure-yes").disabled = target.value.trim() !== String(count));
+  element("sure-count").oninput = ({ target }) => {
+    element("sure-yes").disabled = target.value.trim() !== String(count);
+  };
   dialog.showModal();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });

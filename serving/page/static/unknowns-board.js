@@ -46,8 +46,8 @@ async function complete(group) {
 
 export const allItems = () => groups.flatMap((group) => group.items);
 const itemOf = (id) => allItems().find((item) => item.id === id);
-export const groupOf = (node) => groups.find((group) => String(group.id) === node.closest("[data-group]")?.dataset.group);
-export const groupWith = (id) => groups.find((group) => group.id === id);
+export const groupWith = (id) => groups.find((group) => String(group.id) === String(id));
+export const groupOf = (node) => groupWith(node.closest("[data-group]")?.dataset.group);
 const realGroups = () => groups.filter((group) => group.id !== view.NONE);
 
 // ---- names
@@ -65,9 +65,8 @@ export function showHint(input) {
   const group = groupOf(input);
   const text = input.value.trim();
   const { label, known } = spelled(text);
-  const saved = Object.keys(group.labels);
   const told = known ? `${view.quoted(label)} is a class that the model has` : `${view.quoted(label)} is a new class`;
-  element(`hint-${group.id}`).textContent = text && !(saved.length === 1 && saved[0] === text) ? told : "";
+  element(`hint-${group.id}`).textContent = text && text !== view.labelOf(group) ? told : "";
 }
 
 // ---- showing
@@ -97,8 +96,7 @@ function show() {
 }
 
 function groupElement(group) {
-  const labels = Object.keys(group.labels);
-  const groupLabel = labels.length === 1 ? labels[0] : null;
+  const groupLabel = view.labelOf(group);
   const inGroup = group.items.map((item, at) => {
     const thumb = thumbs.get(item.id) ?? view.makeThumb(item);
     thumbs.set(item.id, thumb);
@@ -111,7 +109,7 @@ function groupElement(group) {
     left: group.size - group.items.length,
     others: realGroups().filter((other) => other !== group),
     draft: drafts.get(group.id),
-    suggestion: !labels.length && held.known.includes(near) ? near : null,
+    suggestion: !Object.keys(group.labels).length && held.known.includes(near) ? near : null,
   });
 }
 
@@ -171,6 +169,5 @@ export function fail(problem) {
   element("problem-text").textContent = known.message;
   element("problem-more").textContent = known.more;
   element("problem").hidden = false;
-  element("problem").scrollIntoView({ block: "nearest" });
   say("");
 }

@@ -32,10 +32,16 @@ export const quoted = (label) => `“${label}”`;
 
 const when = (text) => DAY.format(new Date(text));
 
+// What all images of a group are called that are not junk; null as long as they differ, or some have no name.
+export function labelOf(group) {
+  const labels = Object.keys(group.labels);
+  return labels.length === 1 && !group.states.new ? labels[0] : null;
+}
+
 export function groupTitle(group) {
   if (group.id === NONE) return "Not grouped yet";
-  const labels = Object.keys(group.labels);
-  return labels.length === 1 ? `${quoted(labels[0])} (group ${group.id})` : `Group ${group.id}`;
+  const label = labelOf(group);
+  return label === null ? `Group ${group.id}` : `${quoted(label)} (group ${group.id})`;
 }
 
 // ---- one image
@@ -89,6 +95,8 @@ export function about(item) {
 export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
   const { id } = group;
   const title = groupTitle(group);
+  // What a model has learned stays as it is.
+  const open = id !== NONE && group.state !== "learned";
   return make(
     "section",
     {
@@ -110,7 +118,7 @@ export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
         make("p", { class: "small", text: facts(group) }),
         labelledBy(group),
       ),
-      id !== NONE && nameForm(group, draft),
+      open && nameForm(group, draft),
     ),
     make(
       "div",
@@ -126,7 +134,7 @@ export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
         "data-do": "more",
         text: `Show more (${left.toLocaleString()} left)`,
       }),
-    id !== NONE && actions(group, others, suggestion),
+    open && actions(group, others, suggestion),
   );
 }
 
@@ -144,7 +152,7 @@ function badges(group) {
         text: counted.length > 1 ? `${group.states[state]} ${words}` : words,
       }),
     ),
-    ...(names.length > 1 ? names : []).map(([label, count]) =>
+    ...(labelOf(group) === null ? names : []).map(([label, count]) =>
       make("span", { class: "badge plain", text: `${count} ${quoted(label)}` }),
     ),
   );
@@ -157,7 +165,7 @@ function facts(group) {
     group.copies > group.size && `came ${group.copies.toLocaleString()} times`,
     `${Math.round(group.cohesion * 100)} % alike`,
     group.near_class !== null &&
-      (group.shifted ? `looks like ${quoted(group.near_class)} that has changed` : `nearest: ${quoted(group.near_class)}`),
+      `${group.shifted ? "looks like a changed" : "nearest:"} ${quoted(group.near_class)}`,
   ]
     .filter(Boolean)
     .join(" · ");
@@ -175,7 +183,6 @@ function labelledBy(group) {
 
 function nameForm(group, draft) {
   const { id } = group;
-  const [label = ""] = Object.keys(group.labels);
   const form = make(
     "form",
     { class: "naming", "data-do": "name" },
@@ -194,7 +201,7 @@ function nameForm(group, draft) {
     make("button", { type: "submit", class: "main", id: `save-${id}`, "data-testid": `save-${id}`, text: "Name" }),
     make("p", { class: "small kind", id: `hint-${id}`, "data-testid": `hint-${id}` }),
   );
-  form.querySelector("input").value = draft ?? label;
+  form.querySelector("input").value = draft ?? labelOf(group) ?? "";
   return form;
 }
 

@@ -1,8 +1,20 @@
 // Wires the labelling page: buttons, fields and keys.
 
 import { Problem } from "./api.js";
-import { busy, clear, junk, merge, more, move, name, remove, removeAll, run, takeBack } from "./unknowns-actions.js";
-import { drafts, element, fail, groupOf, held, refresh, say, selection, showHint, showSelection, undo } from "./unknowns-board.js";
+import { clear, idle, junk, merge, more, move, name, remove, removeAll, run, takeBack } from "./unknowns-actions.js";
+import {
+  drafts,
+  element,
+  fail,
+  groupOf,
+  held,
+  refresh,
+  say,
+  selection,
+  showHint,
+  showSelection,
+  undo,
+} from "./unknowns-board.js";
 import { NONE } from "./unknowns-view.js";
 
 const ACTIONS = {
@@ -88,7 +100,7 @@ const KEYS = {
   n() {
     const group = document.activeElement?.closest?.(".cluster");
     if (selection.ids.size) element("bar-name").focus();
-    else group?.querySelector(".name-field")?.focus();
+    else group?.querySelector(".name-field")?.select();
   },
   m: () => toBar("bar-target"),
   x: () => onChosen(junk),
@@ -124,7 +136,7 @@ document.addEventListener("keydown", (event) => {
 
 // Somebody else may have labelled, and more may have come in.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && !busy && held) run(refresh);
+  if (!document.hidden && idle() && held) run(refresh);
 });
 
 run(refresh);

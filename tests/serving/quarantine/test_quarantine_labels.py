@@ -48,6 +48,7 @@ def test_who_named_what_and_when_is_written_down(filled: Store) -> None:
     (group, _) = sorted(filled.groups(), key=lambda group: group.id)
     assert (group.state, group.label) == (None, None)
     assert group.states == {"named": 2, "known": 1, "junk": 1}
+    assert group.labels == {"eight": 2, "three": 1}
     filled.clear([1, 2, 3, 4], "ann")
     assert {(item.state, item.label, item.labelled_by, item.labelled_at) for item in filled.items(group=1)} == {
         ("new", None, None, None)
@@ -168,6 +169,7 @@ def test_what_was_named_can_be_learned_once(filled: Store) -> None:
     filled.mark_known([6], "three", "ann")
     labelled = {label: [item.id for item in items] for label, items in filled.labelled().items()}
     assert labelled == {"eight": [3, 4, 5], "nine": [1, 2]}
+    assert filled.count_labelled() == {"eight": 3, "nine": 2}
     # While it is learned, people go on.
     filled.name([2], "eight", "bob")
     filled.clear([5], "bob")

@@ -1,0 +1,33 @@
+"""Export a large network as `python -m export` does, in a process of its own, and say how much memory that took."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from export.__main__ import Exporter
+from export.evidence import Evidence
+from tests.benchmarks.exported import NO_IMAGES, random_run, resnet
+
+
+def peak_megabytes() -> float:
+    """The most that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(method: str, width: int, tasks: int) -> None:
+    run = random_run(resnet(method, width), tasks)
+    before = peak_megabytes()
+    with tempfile.TemporaryDirectory() as folder:
+        exporter = Exporter(run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
+        exporter.add("fp32")
+        exporter.seal({}, None)
+    print(before, peak_megabytes())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

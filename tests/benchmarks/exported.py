@@ -1,0 +1,63 @@
+"""Runs and bundles to measure the exporter by: networks with random weights, since speed depends on none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from export.__main__ import Exporter
+from export.evidence import Evidence
+from models.network import Network, NetworkConfig
+from serving.bundle import Cascade, ImageSpec, Manifest
+from serving.decision import Rule, TaskRule
+from tests.helpers import FEATURES, HEAD, finish_with_random_statistics
+from training.config import Lesson, Preset, RunConfig
+from training.evaluate import Run
+
+CLASSES = 2
+NO_IMAGES = np.empty((0, 32, 32, 3), np.uint8)
+
+
+def resnet(method: str, width: int = 64) -> NetworkConfig:
+    """ResNet-18 on 32x32 colour images."""
+    return NetworkConfig(
+        method=method, backbone="resnet18", height=32, width=32, channels=3, mean=0.5, std=0.25, base=width
+    )
+
+
+def half_open(config: NetworkConfig, tasks: int) -> Network:
+    """Every task uses a random half of each layer's units (HAT), or the configured share of the weights (Sup)."""
+    torch.manual_seed(0)
+    network = Network(config)
+    for task in range(tasks):
+        network.add_task(CLASSES)
+        with torch.no_grad():
+            for mask in network.unit_masks():
+                opened = torch.randperm(mask.channels) < mask.channels // 2
+                mask.logits[task].copy_(torch.where(opened, 1.0, -1.0))
+        finish_with_random_statistics(network, task)
+    return network
+
+
+def random_run(config: NetworkConfig, tasks: int, name: str = "benchmark") -> Run:
+    """A run as if such a network had been learned; its rule thinks alike of all tasks."""
+    image = ImageSpec(height=config.height, width=config.width, mode="L" if config.channels == 1 else "RGB")
+    labels = tuple(tuple(f"class {CLASSES * task + place}" for place in range(CLASSES)) for task in range(tasks))
+    preset = Preset(name=name, dataset="none", image=image, network=config, features=FEATURES, head=HEAD)
+    rule = Rule(tasks=tuple(TaskRule.fit(np.linspace(-1, 1, 50), CLASSES) for _ in range(tasks)))
+    return Run(RunConfig(preset, 0, (Lesson(labels, "none"),)), half_open(config, tasks), rule, 0.0)
+
+
+def write_bundle(
+    folder: Path, run: Run, precisions: Sequence[str] = ("fp32",), candidates: int | None = None
+) -> Manifest:
+    """What the exporter writes, short of comparing it with the network: nothing that was never learned agrees."""
+    folder.mkdir(parents=True)
+    exporter = Exporter(run, folder, Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
+    exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
+    for precision in precisions:
+        exporter.write(precision)
+    return exporter.seal({}, None)

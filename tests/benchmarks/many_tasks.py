@@ -1,0 +1,75 @@
+"""Twenty tasks that are really learned, in minutes: scikit-learn's digits in four guises, two classes to a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from serving.bundle import ImageSpec
+from training import fit
+from training.config import PRESETS
+from training.datasets import SOURCES, Images, Source, join, load_source
+
+NAME = "digits in guises"
+STRIPE = 130
+
+
+def _striped(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    rows = np.arange(pixels.shape[1]) % 4 < 2
+    return np.maximum(pixels, np.where(rows, STRIPE, 0).astype(np.uint8)[:, None, None])
+
+
+def _tilted(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    turned = [Image.fromarray(image[:, :, 0]).rotate(45, Image.Resampling.BILINEAR) for image in pixels]
+    return np.stack([np.asarray(image) for image in turned])[..., None]
+
+
+GUISES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    "plain": lambda pixels: pixels,
+    "negative": lambda pixels: 255 - pixels,
+    "striped": _striped,
+    "tilted": _tilted,
+}
+
+
+def guised_digits(spec: ImageSpec, data: str | None = None) -> Source:
+    """Forty classes, such as "7 striped"."""
+    plain = load_source("digits", spec, data)
+
+    def guised(images: Images) -> Images:
+        parts = [
+            Images(guise(images.pixels), np.char.add(images.labels, f" {name}")) for name, guise in GUISES.items()
+        ]
+        return join(parts)
+
+    classes = tuple(f"{digit} {name}" for name in GUISES for digit in plain.classes)
+    return Source(guised(plain.train), guised(plain.test), classes)
+
+
+@contextmanager
+def guises_known() -> Iterator[None]:
+    """Within this, `digits` is the preset for the forty classes, with fewer epochs."""
+    digits = PRESETS["digits"]
+    preset = replace(
+        digits,
+        dataset=NAME,
+        held_out=(),
+        features=replace(digits.features, epochs=6, warmup_epochs=1),
+        head=replace(digits.head, epochs=6),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "digits", preset)
+        patch.setitem(SOURCES, NAME, guised_digits)
+        yield
+
+
+def learn_twenty_tasks(folder: Path) -> None:
+    """A finished run; needs `guises_known`."""
+    assert fit.main(["--out", str(folder)]) == 0

@@ -1,0 +1,59 @@
+"""The embedded default, learned and exported once for all tests that need it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from serving.decision import Verdicts, judge
+from tests.helpers_serving import ROOT
+from training.datasets import load_source
+from training.evaluate import Run, all_outputs, known_and_unknown, open_run
+
+CPU = torch.device("cpu")
+
+
+def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder or ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finished run of the default, its bundle, and its whole test split."""
+
+    folder: Path
+    bundle: Path
+    run: Run
+    pixels: np.ndarray
+    known: int
+
+    def offline(self) -> Verdicts:
+        """What evaluation decides, with torch and the masked network."""
+        return judge(all_outputs(self.run.network, self.pixels, CPU), self.run.rule)
+
+
+def learn_default(folder: Path) -> Line:
+    """As a user does it."""
+    run("training.fit", "--out", str(folder))
+    run("export", str(folder), "--out", str(folder / "bundle"))
+    finished = open_run(folder, CPU)
+    preset = finished.config.preset
+    known, unknown = known_and_unknown(load_source(preset.dataset, preset.image, None), finished.config)
+    return Line(folder, folder / "bundle", finished, np.concatenate([known.pixels, unknown.pixels]), len(known))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    stored = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0]).save(stored, "PNG")
+    return stored.getvalue()

@@ -1,0 +1,66 @@
+"""The open-world loop on the embedded default: what it did not know is named in a real browser, learned and served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import Say
+from tests.e2e.default import Line
+from tests.helpers_serving import free_port
+from training.checkpoint import RunError
+from training.demo_loop import Folder, Person, tell
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+def test_unknowns_are_named_in_the_browser_learned_and_served(
+    line: Line, browser: Browser, tmp_path: Path, say: Say
+) -> None:
+    class Ada(Person):
+        """Names the first group with the mouse, and the second with the keyboard alone."""
+
+        named = 0
+
+        def name(self, group: int, label: str) -> None:
+            page = self._open()
+            field = page.get_by_test_id(f"name-{group}")
+            if self.named == 0:
+                field.fill(label)
+                page.get_by_test_id(f"save-{group}").click()
+            else:
+                field.focus()
+                page.keyboard.type(label)
+                page.keyboard.press("Enter")
+            page.get_by_test_id("said").filter(has_text=f"“{label}”").wait_for()
+            page.context.close()
+            self.named += 1
+
+        def learned(self) -> int:
+            page = self._open()
+            page.get_by_test_id("groups").get_by_text("learned").first.wait_for()
+            page.screenshot(path=tmp_path / "learned.png", full_page=True)
+            page.context.close()
+            return super().learned()
+
+        def _open(self) -> Page:
+            context = browser.new_context(http_credentials={"username": "ada", "password": self.token})
+            page = context.new_page()
+            page.set_default_timeout(20_000)
+            page.goto(f"{self.url}/unknowns")
+            return page
+
+    outcome = tell(line.folder, Folder(tmp_path / "loop"), free_port(), who=Ada)
+    say("\n".join(" | ".join(row) for row in outcome.rows))
+    broken = [promise for promise, kept in outcome.promises.items() if not kept]
+    assert not broken
+
+
+def test_a_run_that_knows_them_is_refused(line: Line, tmp_path: Path) -> None:
+    config = (line.folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"7"', '"8"'))
+    with pytest.raises(RunError, match="knows 8 already"):
+        Folder(tmp_path / "loop").prepare(tmp_path)

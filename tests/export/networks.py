@@ -1,0 +1,159 @@
+"""Networks as if they had been learned, the graphs of them, and runs that were never run."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from export import __main__ as command
+from export.bake import bake_task
+from export.cascade import rotated_outputs
+from export.evidence import Evidence
+from export.graph import GraphPlan, write_graph
+from models.network import Network, rotations
+from models.task_norm import TaskNorm
+from serving.bundle import ImageSpec
+from serving.decision import Rule, TaskRule, scores_of_task
+from tests.helpers import (
+    TINY_PRESET,
+    finish_with_random_statistics,
+    open_gates,
+    tiny_network,
+)
+from training.config import Lesson, RunConfig
+from training.evaluate import Run
+
+SIZES = {"convnet": (2, 3, 1), "resnet18": (3, 1)}
+"""How many classes the tasks have: not the same number each."""
+SHARES = (0.6, 0.8, 1.0)
+
+
+@cache
+def learned(method: str = "hat", backbone: str = "convnet", sizes: tuple[int, ...] = ()) -> Network:
+    """Tasks of so many classes, each with its own share of live channels. Not to be changed: it is kept."""
+    network = tiny_network(method, backbone, base=8)
+    for number, classes in enumerate(sizes or SIZES[backbone]):
+        learn_at_random(network, classes, SHARES[number % len(SHARES)])
+    return network
+
+
+def learn_at_random(network: Network, classes: int, share: float = 0.5) -> None:
+    task = network.add_task(classes)
+    open_gates(network, task, share)
+    finish_at_random(network, task)
+
+
+def finish_at_random(network: Network, task: int) -> None:
+    """As if the task had been learned from images such as `pixels_for` makes."""
+    finish_with_random_statistics(network, task)
+    with torch.no_grad():
+        images = torch.from_numpy(pixels_for(network, 24, seed=7)).permute(0, 3, 1, 2) / 255
+        settle_norms(network, task, images)
+        network.activation_ranges(task).record(network.baked_body(task), [rotations(network.normalised(images))])
+
+
+def settle_norms(network: Network, task: int, images: Tensor) -> None:
+    """Let a task's norms know the images that come: otherwise their shifts drown what an image says."""
+
+    def settle(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+        assert isinstance(layer, TaskNorm)
+        norm = layer.of(task)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(inputs[0].mean(dim=(0, 2, 3)))
+        norm.running_var.copy_(inputs[0].var(dim=(0, 2, 3)).clamp(min=0.1))
+
+    layers = [layer for layer in network.task_layers() if isinstance(layer, TaskNorm)]
+    hooks = [layer.register_forward_pre_hook(settle) for layer in layers]
+    network.features(images, task)
+    for hook in hooks:
+        hook.remove()
+
+
+def with_another_task(network: Network, classes: int = 2) -> Network:
+    grown = copy.deepcopy(network)
+    learn_at_random(grown, classes)
+    return grown
+
+
+def pixels_for(network: Network, count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Noise between a darkest and a brightest tone, which are each image's own."""
+    config, generator = network.config, np.random.default_rng(seed)
+    noise = generator.integers(0, 256, (count, config.height, config.width, config.channels))
+    dark, bright = np.sort(generator.uniform(0, 1, (2, count, 1, 1, 1)), axis=0)
+    return np.ascontiguousarray((255 * dark + noise * (bright - dark)).astype(np.uint8))
+
+
+@cache
+def rule_for(network: Network, *, upright: bool = False) -> Rule:
+    """Random images pass for every task's validation images, so most random images are known.
+
+    With what is said of the upright images alone, now this task is the best for an image and now that one.
+    """
+    said = rotated_outputs(network, pixels_for(network, 60, seed=60)).mean(slice(0, 1 if upright else None))
+    tasks, start = [], 0
+    for head in network.heads:
+        own = slice(start, start + int(head.classes))  # type: ignore[arg-type]
+        scores = scores_of_task("mahalanobis", said["logits"][:, own], said["distances"][:, own])
+        tasks.append(TaskRule.fit(scores, own.stop - start))
+        start = own.stop
+    return Rule(tasks=tuple(tasks))
+
+
+def image_spec(network: Network) -> ImageSpec:
+    return ImageSpec(height=8, width=8, mode="L" if network.config.channels == 1 else "RGB")
+
+
+def written(folder: Path, network: Network, precision: str = "fp32", candidates: int | None = None) -> Path:
+    """A folder with the graph of a network in it."""
+    config = network.config
+    plan = GraphPlan(
+        image=image_spec(network),
+        mean=config.mean,
+        std=config.std,
+        rule=rule_for(network, upright=True),
+        precision=precision,
+        candidates=candidates,
+        metadata={"name": "tiny"},
+    )
+    write_graph(folder, partial(bake_task, network), plan)
+    return folder
+
+
+def run_of(network: Network, rule: Rule | None = None) -> Run:
+    """A run that has learned just this."""
+    labels = iter(f"class {number}" for number in range(1000))
+    tasks = tuple(tuple(next(labels) for _ in range(int(head.classes))) for head in network.heads)  # type: ignore[arg-type]
+    preset = replace(TINY_PRESET, network=network.config, image=image_spec(network))
+    return Run(RunConfig(preset, 0, (Lesson(tasks, "tiny"),)), network, rule or rule_for(network), 0.0)
+
+
+def evidence_for(network: Network, count: int = 40, seed: int = 1) -> Evidence:
+    """Random images, dealt out to the tasks."""
+    tasks = np.arange(count) % len(network.heads)
+    return Evidence(pixels_for(network, count, seed), tasks, ())
+
+
+NO_EVIDENCE = Evidence(np.empty((0, 8, 8, 1), np.uint8), np.empty(0, int), ("task 0: no images",))
+
+
+def put_run(patch: pytest.MonkeyPatch, folder: Path, run: Run, evidence: Evidence = NO_EVIDENCE) -> Path:
+    """A folder that the exporter takes for this run, with this evidence at hand."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text('{"cil_accuracy": 0.5}')
+
+    def open_run(*_: Any) -> Run:
+        return run
+
+    patch.setattr(command, "open_run", open_run)
+    patch.setattr(command, "gather", lambda *_: evidence)
+    return folder

@@ -1,0 +1,140 @@
+"""Only tasks that can still win see an image turned, and only where that is shown to change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import cascade
+from export.__main__ import main
+from export.cascade import Rotated, agreement, cascaded, choose_cascade
+from serving.bundle import Cascade, load_bundle
+from serving.decision import Rule, TaskRule
+from serving.runtime import Model
+from tests.export.networks import evidence_for, learned, pixels_for, put_run, run_of
+
+OFF = Cascade(candidates=None, agreement=None, images=0)
+
+
+def rule_of(tasks: int) -> Rule:
+    """Tasks of one class whose validation images were all at distances around 1."""
+    return Rule(tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=1),) * tasks)
+
+
+def said_of(images: int, tasks: int, surprising: int) -> Rotated:
+    """Upright, every image is nearest to task 0, then to task 1; turned, some turn out to be task 1's."""
+    distances = np.ones((4, images, tasks)) * np.arange(1, tasks + 1)
+    if surprising:
+        distances[1:, :surprising, 1] = 0.1
+    return Rotated(np.zeros_like(distances), distances)
+
+
+def answer_with(patch: pytest.MonkeyPatch, said: Rotated) -> None:
+    """Let the network say this when the cascade is chosen."""
+    patch.setattr(cascade, "rotated_outputs", lambda *_: said)
+
+
+def choose(patch: pytest.MonkeyPatch, wanted: str, *, images: int, tasks: int, surprising: int = 0) -> Cascade:
+    answer_with(patch, said_of(images, tasks, surprising))
+    network = learned("hat", "convnet")
+    return choose_cascade(network, rule_of(tasks), pixels_for(network, images), wanted)
+
+
+def test_a_task_that_cannot_win_keeps_what_it_said_of_the_upright_image() -> None:
+    said, rule = said_of(2, 3, surprising=1), rule_of(3)
+    outputs = cascaded(said, rule, 1)["distances"]
+    assert outputs.tolist() == [[1, 2, 3], [1, 2, 3]]
+    outputs = cascaded(said, rule, 2)["distances"]
+    assert outputs == pytest.approx(np.array([[1, (2 + 0.3) / 4, 3], [1, 2, 3]]))
+    assert cascaded(said, rule, None)["distances"] == pytest.approx(outputs)
+
+
+def test_tasks_that_are_equally_near_are_all_seen() -> None:
+    distances = np.stack([np.ones((1, 3)), *[np.full((1, 3), 5.0)] * 3])
+    outputs = cascaded(Rotated(np.zeros_like(distances), distances), rule_of(3), 1)
+    assert outputs["distances"].tolist() == [[4, 4, 4]]
+
+
+def test_agreement_counts_classes_and_what_is_known() -> None:
+    assert agreement(said_of(1000, 3, surprising=10), rule_of(3), 1) == 0.99
+    assert agreement(said_of(1000, 3, surprising=10), rule_of(3), 2) == 1
+    said = said_of(4, 2, surprising=0)
+    # The best task stays the best, but turned it does not know the image: without a cascade nothing does.
+    said.distances[1:, 0, 0] = 90
+    said.distances[:, 0, 1] = 95
+    assert agreement(said, rule_of(2), 1) == 1
+    said.distances[1:, 1, 1] = 0.5
+    assert agreement(said, rule_of(2), 1) == 0.75
+
+
+def test_auto_is_off_with_fewer_than_a_thousand_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(monkeypatch, "auto", images=999, tasks=3) == OFF
+    assert choose(monkeypatch, "auto", images=1000, tasks=3) == Cascade(candidates=1, agreement=1.0, images=1000)
+
+
+@pytest.mark.parametrize(("surprising", "candidates", "agreeing"), [(1, 1, 0.999), (2, 2, 1.0)])
+def test_the_fewest_tasks_that_agree_in_999_of_1000_images(
+    surprising: int, candidates: int, agreeing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = choose(monkeypatch, "auto", images=1000, tasks=3, surprising=surprising)
+    assert chosen == Cascade(candidates=candidates, agreement=agreeing, images=1000)
+
+
+def test_poor_agreement_is_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = choose(monkeypatch, "auto", images=1000, tasks=2, surprising=2)
+    assert chosen == Cascade(candidates=None, agreement=0.998, images=1000)
+
+
+def test_poor_agreement_is_refused_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"--cascade on: at most 99\.80% of 1000 validation images .*; needed 99\.9%"):
+        choose(monkeypatch, "on", images=1000, tasks=2, surprising=2)
+
+
+def test_on_takes_what_images_there_are_and_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(monkeypatch, "on", images=10, tasks=3) == Cascade(candidates=1, agreement=1.0, images=10)
+    with pytest.raises(ValueError, match="--cascade on: no validation image is at hand"):
+        choose(monkeypatch, "on", images=0, tasks=3)
+
+
+def test_off_is_off_and_one_task_sees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(monkeypatch, "off", images=1000, tasks=3) == OFF
+    assert choose(monkeypatch, "on", images=1000, tasks=1) == OFF
+
+
+# ---- through the command
+
+
+@pytest.mark.parametrize(("wanted", "candidates"), [("auto", 1), ("off", None)])
+def test_the_manifest_records_the_cascade_and_the_graph_has_it(
+    wanted: str,
+    candidates: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    network = learned("hat", "convnet", (1, 1, 1))
+    answer_with(monkeypatch, said_of(1000, 3, surprising=1))
+    run = put_run(monkeypatch, tmp_path / "run", run_of(network, rule_of(3)), evidence_for(network, 1000))
+    assert main([str(run), "--out", str(tmp_path / "bundle"), "--cascade", wanted]) == 0
+    manifest = load_bundle(tmp_path / "bundle").manifest
+    assert manifest.cascade == (OFF if candidates is None else Cascade(candidates=1, agreement=0.999, images=1000))
+    how = "all tasks see all rotations" if candidates is None else "1 tasks see all rotations"
+    assert how in capsys.readouterr().out
+    model = Model.load(tmp_path / "bundle", provider="cpu")
+    model.self_test()
+    graph = (tmp_path / "bundle" / "model.fp32.onnx").read_bytes()
+    assert (b"task2/again/If" in graph) == (candidates is not None)
+
+
+def test_a_cascade_that_changes_answers_is_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet", (1, 1))
+    answer_with(monkeypatch, said_of(40, 2, surprising=2))
+    run = put_run(monkeypatch, tmp_path / "run", run_of(network, rule_of(2)), evidence_for(network))
+    (tmp_path / "place").mkdir()
+    assert main([str(run), "--out", str(tmp_path / "place" / "bundle"), "--cascade", "on"]) == 2
+    assert "error: --cascade on: at most 95.00% of 40 validation images" in capsys.readouterr().err
+    assert list((tmp_path / "place").iterdir()) == []

@@ -1,0 +1,273 @@
+"""Learning goes on from bundle to bundle: what was learned before stays, byte for byte, or nothing is published."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from export import __main__ as command
+from export import verify as parity
+from export.__main__ import main
+from models.network import Network
+from models.weight_mask import MaskedConv2d
+from serving.bundle import Cascade, Manifest, load_bundle
+from serving.decision import Rule, TaskRule
+from serving.shelf import Shelf
+from tests.export.conftest import Exported
+from tests.export.networks import evidence_for, learned, put_run, rule_for, run_of, with_another_task
+from tests.helpers import HELD_OUT, use_tiny_preset
+from training import fit
+
+SIZES = (2, 3)
+Publish = Callable[..., int]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "shelf")
+
+
+@pytest.fixture
+def publish(tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Publish:
+    """Publish a network, as if it were a run's; the exit code."""
+    # Random weights are no measure of what whole numbers may change.
+    monkeypatch.setattr(parity, "AGREEING", {})
+    monkeypatch.setattr(parity, "AUROC_CHANGE", 2)
+
+    def do(network: Network, *options: str, rule: Rule | None = None) -> int:
+        folder = put_run(monkeypatch, tmp_path / "run", run_of(network, rule), evidence_for(network, 20))
+        return main([str(folder), "--publish", str(shelf.folder), *options])
+
+    return do
+
+
+def current(shelf: Shelf) -> Manifest:
+    place = shelf.current()
+    assert place is not None
+    return load_bundle(place).manifest
+
+
+def parts(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+
+
+def names(shelf: Shelf) -> set[str]:
+    return {path.name for path in shelf.folder.iterdir()}
+
+
+def test_the_first_bundle_goes_on_from_none(publish: Publish, shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+    assert publish(learned("hat", "convnet", SIZES)) == 0
+    manifest = current(shelf)
+    assert names(shelf) == {"current", manifest.version}
+    assert os.readlink(shelf.folder / "current") == manifest.version
+    assert manifest.before is None
+    assert [task.unchanged for task in manifest.tasks] == [False, False]
+    said = capsys.readouterr().out
+    assert said.startswith(f"{shelf.folder / manifest.version}: ")
+    assert "2 tasks (0 unchanged)" in said
+
+
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_one_more_task_adds_a_part_and_changes_none(method: str, publish: Publish, shelf: Shelf) -> None:
+    network = learned(method, "convnet", SIZES)
+    assert publish(network, "--precision", "int8") == 0
+    first = shelf.current()
+    assert publish(with_another_task(network), "--precision", "int8") == 0
+    second = shelf.current()
+    assert first is not None
+    assert second is not None
+    old, new = parts(first), parts(second)
+    assert {name: new[name] for name in old} == old
+    assert new.keys() - old.keys() == {f"task2.{precision}.bin" for precision in ("fp32", "int8")}
+    assert ("shared.int8.bin" in old) == (method == "sup")
+    manifest = current(shelf)
+    assert manifest.before == first.name
+    assert [task.unchanged for task in manifest.tasks] == [True, True, False]
+    assert shelf.previous() == first
+
+
+def test_a_part_that_exists_in_one_more_precision_is_not_unchanged(publish: Publish, shelf: Shelf) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    assert publish(network, "--precision", "int8") == 0
+    assert [task.unchanged for task in current(shelf).tasks] == [False, False]
+
+
+def test_export_to_a_place_knows_the_bundle_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, out = learned("hat", "convnet", SIZES), tmp_path / "bundle"
+    for step in (network, with_another_task(network)):
+        folder = put_run(monkeypatch, tmp_path / "run", run_of(step))
+        before = load_bundle(out).manifest.version if out.exists() else None
+        assert main([str(folder), "--out", str(out)]) == 0
+        assert load_bundle(out).manifest.before == before
+    assert [task.unchanged for task in load_bundle(out).manifest.tasks] == [True, True, False]
+
+
+def test_publishing_the_same_again_changes_nothing(publish: Publish, shelf: Shelf) -> None:
+    for _ in range(2):
+        assert publish(learned("hat", "convnet", SIZES)) == 0
+        assert names(shelf) == {"current", current(shelf).version}
+        assert current(shelf).before is None
+
+
+def test_a_real_run_goes_on(
+    exported_hat: Exported, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tiny_preset(monkeypatch)
+    folder = Path(shutil.copytree(exported_hat.folder, tmp_path / "run"))
+    assert main([str(folder), "--publish", str(shelf.folder)]) == 0
+    first = shelf.current()
+    assert fit.main(["--out", str(folder), "--add-task", HELD_OUT]) == 0
+    assert main([str(folder), "--publish", str(shelf.folder)]) == 0
+    manifest = current(shelf)
+    assert first is not None
+    assert manifest.before == first.name
+    assert manifest.labels[-1] == HELD_OUT
+    assert [task.unchanged for task in manifest.tasks] == [True, True, False]
+
+
+# ---- what is refused
+
+
+@pytest.fixture
+def refused(publish: Publish, shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Publish what must be refused; why it was."""
+
+    def do(network: Network, *options: str, rule: Rule | None = None) -> str:
+        before, link = names(shelf), os.readlink(shelf.folder / "current")
+        assert publish(network, *options, rule=rule) == 2
+        assert names(shelf) == before
+        assert os.readlink(shelf.folder / "current") == link
+        error = capsys.readouterr().err
+        assert error.splitlines()[-1].startswith("error: ")
+        return error
+
+    return do
+
+
+def altered(network: Network, change: Callable[[Network], None]) -> Network:
+    other = with_another_task(network)
+    with torch.no_grad():
+        change(other)
+    return other
+
+
+def one_bit(network: Network) -> None:
+    bias = network.head(0).bias
+    bias.view(torch.int32)[0, 0, 0] ^= 1
+
+
+def test_an_earlier_task_that_changed_by_a_bit_is_refused(
+    publish: Publish, refused: Callable[..., str], shelf: Shelf
+) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    version = current(shelf).version
+    rule = rule_for(with_another_task(network))
+    error = refused(altered(network, one_bit), rule=rule)
+    assert f"task 0: task0.fp32.bin is not what it was in version {version}" in error
+    assert current(shelf).version == version
+
+
+def flip_a_sign(network: Network) -> None:
+    layer = next(module for module in network.body.modules() if isinstance(module, MaskedConv2d))
+    mask = layer.mask(0)
+    place = tuple(int(number) for number in mask.nonzero()[0])
+    layer.signs[place] = ~layer.signs[place]
+
+
+@pytest.mark.parametrize("candidates", [None, 1])
+def test_signs_that_changed_are_refused(
+    candidates: int | None, publish: Publish, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a cascade, where answers cannot be compared to the bit."""
+    chosen = Cascade(candidates=candidates, agreement=None, images=0)
+    monkeypatch.setattr(command, "choose_cascade", lambda *_: chosen)
+    network = learned("sup", "convnet", SIZES)
+    assert publish(network) == 0
+    error = refused(altered(network, flip_a_sign), rule=rule_for(with_another_task(network)))
+    assert "all tasks: shared.fp32.bin is not what it was in version" in error
+
+
+def test_a_bundle_with_fewer_tasks_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(with_another_task(network)) == 0
+    assert "has tasks that the new bundle has not, or not in the same order" in refused(network)
+
+
+def test_a_bundle_with_fewer_precisions_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network, "--precision", "int8") == 0
+    assert "has int8; the new bundle has fp32" in refused(with_another_task(network))
+
+
+def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    grown = with_another_task(network)
+    first, *others = rule_for(grown).tasks
+    moved = TaskRule.fit(np.array(first.validation_scores) + 0.01, first.classes)
+    error = refused(grown, rule=Rule(tasks=(moved, *others)))
+    assert "task 0: its validation scores are not those of version" in error
+
+
+def test_answers_that_change_without_a_weight_are_refused(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    grown = with_another_task(network)
+    rule = rule_for(grown)
+    grown.config = replace(grown.config, mean=grown.config.mean + 1e-3)
+    assert "fp32: task 0 gives other logits than in " in refused(grown, rule=rule)
+
+
+def test_known_images_that_would_be_refused_are_a_refusal(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    rule = rule_for(network)
+    assert publish(network, rule=rule) == 0
+    grown = with_another_task(network)
+    strict = Rule(alpha=0.9, tasks=rule_for(grown).tasks)
+    error = refused(grown, rule=strict)
+    assert "known images would be refused as unknown; allowed 0" in error
+
+
+def test_a_current_bundle_that_cannot_be_read_is_not_forgotten(
+    publish: Publish, refused: Callable[..., str], shelf: Shelf
+) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    place = shelf.current()
+    assert place is not None
+    part = place / "task1.fp32.bin"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1])
+    assert "task1.fp32.bin: corrupt" in refused(with_another_task(network))
+    part.write_bytes(content)
+    (place / "rule.json").unlink()
+    assert "what is current cannot be compared with" in refused(with_another_task(network))
+
+
+def test_a_failed_verification_publishes_nothing(
+    publish: Publish, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    monkeypatch.setattr(parity, "ALLOWED", 0.0)
+    assert "task 0, logits, batch 1" in refused(with_another_task(network))
+
+
+def test_with_a_cascade_a_task_is_still_added(publish: Publish, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may then see an image less often than before; its weights stay."""
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
+    assert publish(with_another_task(network)) == 0
+    manifest = current(shelf)
+    assert manifest.cascade.candidates == 1
+    assert [task.unchanged for task in manifest.tasks] == [True, True, False]
