@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
-from export.bake import bake_task
+from export.bake import BakedTask, bake_task
 from export.cascade import choose_cascade
 from export.evidence import Evidence, gather
 from export.graph import GraphPlan, write_graph
+from export.opened import TaskByTask, open_written, run_graph
 from export.publish import PublishError, publish
-from export.verify import ParityError, open_session, run_graph, synthetic_images, verify, verify_precision
+from export.verify import ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
 from export.writer import OPSET
 from serving.bundle import (
@@ -79,7 +79,7 @@ class Exporter:
             got = run_graph(session, self.evidence.pixels)
             self.verification[precision] = verify_precision(precision, self._exact, got, run.rule, self.evidence)
 
-    def write(self, precision: str) -> ort.InferenceSession:
+    def write(self, precision: str) -> ort.InferenceSession | TaskByTask:
         """Write a graph in a precision and let it give the golden answers; a session of it."""
         run, preset = self.run, self.run.config.preset
         plan = GraphPlan(
@@ -91,8 +91,17 @@ class Exporter:
             candidates=self.cascade.candidates,
             metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
         )
-        write_graph(self.folder, partial(bake_task, run.network), plan)
-        session = open_session(self.folder, precision)
+        weights = 0
+
+        def bake(task: int) -> BakedTask:
+            nonlocal weights
+            baked = bake_task(run.network, task)
+            weights += sum(values.numel() for values in baked.body.parameters())
+            return baked
+
+        write_graph(self.folder, bake, plan)
+        cascaded = plan.candidates is not None
+        session = open_written(self.folder, precision, run.rule, weights=weights, cascaded=cascaded)
         outputs = run_graph(session, self.golden.pixels)
         self.golden.outputs[precision] = {name: outputs[name] for name in OUTPUT_NAMES}
         return session

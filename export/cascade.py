@@ -21,6 +21,8 @@ from training.tasks import to_device, to_unit
 
 AGREEMENT = 0.999
 """The share of answers that may not change."""
+WORTH_IT = 0.75
+"""The share of all views that may be left to compute; a cascade that saves less is not worth its branches."""
 ENOUGH_IMAGES = 1000
 """With fewer, not even an agreement without a fault shows that much."""
 
@@ -90,7 +92,8 @@ def choose_cascade(network: Network, rule: Rule, pixels: NDArray[np.uint8], want
     said = rotated_outputs(network, pixels)
     measured = {count: agreement(said, rule, count) for count in range(1, tasks)}
     good = [count for count, share in measured.items() if share >= AGREEMENT]
-    if good:
+    worth = good and (wanted == "on" or tasks + 3 * good[0] <= WORTH_IT * 4 * tasks)
+    if worth:
         return Cascade(candidates=good[0], agreement=measured[good[0]], images=len(pixels))
     if wanted == "on":
         raise ValueError(

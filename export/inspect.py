@@ -23,7 +23,7 @@ from onnx.utils import Extractor
 from rich.console import Console
 from rich.table import Table
 
-from export.verify import quiet_options
+from export.opened import quiet_options
 from export.writer import SHARED
 from models.heads import ROTATIONS
 from serving.bundle import INPUT_NAME, Bundle, BundleError, Graph, Manifest, graph_name, load_bundle, part_name

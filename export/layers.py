@@ -92,9 +92,7 @@ class FloatBody:
         if layer.ternary is None:
             names = [writer.constant(f"{path}/weight", self._stored(layer.weight))]
         else:
-            kept = writer.ternary(path, layer.ternary, layer.weight.shape)
-            rows = layer.ternary.scale.view(-1, *[1] * (layer.weight.dim() - 1))
-            weight = writer.add_constant("Mul", f"{path}/weight", [kept, writer.constant(f"{path}/scale", rows)])
+            weight = writer.scaled_ternary(path, layer.ternary, layer.weight.shape)
             if self._half:
                 weight = writer.add_constant("Cast", f"{path}/half", [weight], to=TensorProto.FLOAT16)
             names = [weight]

@@ -9,7 +9,7 @@ import numpy as np
 
 from export.cascade import AGREEMENT
 from export.evidence import Evidence
-from export.verify import run_graph
+from export.opened import run_graph
 from export.write import move_into_place
 from serving.bundle import Bundle, load_bundle
 from serving.decision import NETWORK_NAMES, decide

@@ -126,8 +126,7 @@ class QuantizedBody:
             rows = torch.round(weight / scale.view(-1, 1, 1, 1)).to(torch.int8)
             whole = writer.constant(f"{path}/weight", rows)
         else:
-            kept = writer.ternary(path, layer.ternary, layer.weight.shape)
-            whole = writer.add_constant("Cast", f"{path}/whole", [kept], to=TensorProto.INT8)
+            whole = writer.ternary(path, layer.ternary, layer.weight.shape)
             # Positive, since Sup's normalisation has no scale of its own to turn the sign.
             scale = layer.ternary.scale
         step = writer.constant(f"{path}/weight_scale", scale)
@@ -138,9 +137,7 @@ class QuantizedBody:
         if layer.ternary is None:
             names = [writer.constant(f"{path}/weight", layer.weight)]
         else:
-            rows = writer.constant(f"{path}/scale", layer.ternary.scale.view(-1, 1))
-            kept = writer.ternary(path, layer.ternary, layer.weight.shape)
-            names = [writer.add_constant("Mul", f"{path}/weight", [kept, rows])]
+            names = [writer.scaled_ternary(path, layer.ternary, layer.weight.shape)]
         if layer.bias is not None:
             names.append(writer.constant(f"{path}/bias", layer.bias))
         return names

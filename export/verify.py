@@ -18,11 +18,11 @@ from sklearn.metrics import roc_auc_score
 
 from export.cascade import cascaded, rotated_outputs
 from export.evidence import Evidence
+from export.opened import TaskByTask, run_graph
 from models.network import Network
-from serving.bundle import INPUT_NAME, BundleError, Graph, ImageSpec, graph_name, load_bundle
-from serving.decision import FEATURES, OUTPUT_NAMES, Outputs, Rule, complete, decide
-from serving.runtime import CPU, Model
-from serving.runtime import open_session as open_graph
+from serving.bundle import BundleError, ImageSpec, load_bundle
+from serving.decision import OUTPUT_NAMES, Outputs, Rule, complete, decide
+from serving.runtime import Model
 
 BATCHES = (1, 7)
 ALLOWED = 1e-4
@@ -33,7 +33,6 @@ AGREEING = {"label_agreement": 0.99, "unknown_agreement": 0.97}
 Less for "unknown": the images that are compared are those that set the threshold, so some of them lie right on it.
 """
 AUROC_CHANGE = 0.01
-RUN_AT_ONCE = 64
 
 
 class ParityError(Exception):
@@ -57,28 +56,12 @@ def synthetic_images(image: ImageSpec, count: int) -> NDArray[np.uint8]:
     return images
 
 
-def open_session(folder: Path, precision: str) -> ort.InferenceSession:
-    """A session on the CPU for a graph that was just written."""
-    parts = {path.name: path.read_bytes() for path in folder.glob(f"*.{precision}.bin")}
-    return open_graph(Graph((folder / graph_name(precision)).read_bytes(), parts), quiet_options(), [CPU])
-
-
-def quiet_options() -> ort.SessionOptions:
-    """For a session that a person waits for: as fast as it can be, and no word but errors."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    return options
-
-
-def run_graph(session: ort.InferenceSession, pixels: NDArray[np.uint8], size: int = RUN_AT_ONCE) -> dict[str, Any]:
-    """All outputs, so many images at a time."""
-    names = [*OUTPUT_NAMES, FEATURES]
-    parts = [session.run(names, {INPUT_NAME: pixels[start : start + size]}) for start in range(0, len(pixels), size)]
-    return {name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)}
-
-
 def verify(
-    network: Network, rule: Rule, session: ort.InferenceSession, pixels: NDArray[np.uint8], candidates: int | None
+    network: Network,
+    rule: Rule,
+    session: ort.InferenceSession | TaskByTask,
+    pixels: NDArray[np.uint8],
+    candidates: int | None,
 ) -> dict[str, float]:
     """Compare network and fp32 graph at several batch sizes; the largest differences, or a ParityError."""
     expected = complete(cascaded(rotated_outputs(network, pixels), rule, candidates), rule)

@@ -22,6 +22,7 @@ from serving.bundle import part_name
 OPSET, IR_VERSION = 23, 10
 ALIGNMENT = 64
 SHARED = "shared"
+BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8)
 
 
 class Branch(NamedTuple):
@@ -118,32 +119,41 @@ class GraphWriter:
         return tensor
 
     def ternary(self, path: str, weights: Ternary, shape: torch.Size) -> str:
-        """Weights of -1, 0 and 1 as floats, from bits: the layer's signs, stored once for all tasks, and a mask."""
+        """Weights of -1, 0 and 1, int8, from bits: the layer's signs, stored once for all tasks, and a mask.
+
+        All of this lies in memory at once while onnxruntime loads a graph, so it takes few steps, on single bytes.
+        """
         signs = self._signs.get(weights.signs.data_ptr())
         if signs is None:
             layer = f"{SHARED}/{path.partition('/')[2]}"
             signs = self._signs[weights.signs.data_ptr()] = self._signed(layer, weights.signs, shape)
         mask = self._bits(f"{path}/mask", weights.mask, shape)
-        return self.add_constant("Mul", f"{path}/kept", [signs, mask])
+        return self.add_constant("BitwiseAnd", f"{path}/kept", [signs, mask])
+
+    def scaled_ternary(self, path: str, weights: Ternary, shape: torch.Size) -> str:
+        """The same times the scale of each row, float32."""
+        kept = self.add_constant("Cast", f"{path}/float", [self.ternary(path, weights, shape)], to=TensorProto.FLOAT)
+        rows = self.constant(f"{path}/scale", weights.scale.view(-1, *[1] * (len(shape) - 1)))
+        return self.add_constant("Mul", f"{path}/weight", [kept, rows])
 
     def _signed(self, path: str, signs: Tensor, shape: torch.Size) -> str:
-        bits = self._bits(f"{path}/signs", signs, shape)
-        doubled = self.add_constant("Add", f"{path}/doubled", [bits, bits])
-        return self.add_constant("Sub", f"{path}/signed", [doubled, self.constant("one", 1.0)])
+        """1 where a bit is set and -1 elsewhere."""
+        positive = self._bits(f"{path}/signs", signs, shape)
+        negative = self.add_constant("BitwiseNot", f"{path}/negative", [positive])
+        one = self.constant("one_byte", np.array(1, dtype=np.int8))
+        return self.add_constant("BitwiseOr", f"{path}/signed", [negative, one])
 
     def _bits(self, path: str, mask: Tensor, shape: torch.Size) -> str:
-        """Packed bits to floats of a shape, lowest bit first."""
-        packed = self.constant(f"{path}/packed", pack_bits(mask).view(-1, 1))
-        shifts = self.constant("bit_numbers", np.arange(8, dtype=np.uint8))
-        lowest = self.constant("lowest_bit", np.array(1, dtype=np.uint8))
-        moved = self.add_constant("BitShift", f"{path}/moved", [packed, shifts], direction="RIGHT")
-        bits = self.add_constant("BitwiseAnd", f"{path}/bit", [moved, lowest])
-        flat = self.add_constant("Reshape", f"{path}/flat", [bits, self.constant("flat", [-1])])
+        """Packed bits, lowest first, to int8 of a shape: -1 (all its bits set) where the bit is set, 0 elsewhere."""
+        packed = self.constant(f"{path}/packed", pack_bits(mask))
+        numbers = self.add_constant("Cast", f"{path}/number", [packed], to=TensorProto.INT32)
+        table = self.constant(f"{SHARED}/bits_of_bytes", -BITS_OF_BYTES)
+        bits = self.add_constant("Gather", f"{path}/bits", [table, numbers], axis=0)
         if mask.numel() % 8:
+            flat = self.add_constant("Reshape", f"{path}/flat", [bits, self.constant("flat", [-1])])
             ends = [self.constant(f"{path}/{key}", [number]) for key, number in (("from", 0), ("to", mask.numel()))]
-            flat = self.add_constant("Slice", f"{path}/cut", [flat, *ends])
-        shaped = self.add_constant("Reshape", f"{path}/shaped", [flat, self.constant(f"{path}/shape", list(shape))])
-        return self.add_constant("Cast", f"{path}/float", [shaped], to=TensorProto.FLOAT)
+            bits = self.add_constant("Slice", f"{path}/cut", [flat, *ends])
+        return self.add_constant("Reshape", f"{path}/shaped", [bits, self.constant(f"{path}/shape", list(shape))])
 
     def finish(
         self,

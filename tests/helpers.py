@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.network import Network, rotations, NetworkConfig
+from models.network import Network, NetworkConfig, rotations
 from models.task_norm import TaskNorm
 from serving.bundle import ImageSpec
 from training import fit

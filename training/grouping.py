@@ -21,6 +21,8 @@ DENSITIES = (3, 5, 7, 10)
 """HDBSCAN's min_samples: which one suits depends on the images, so that all are tried."""
 SEPARATE = 0.2
 """With a smaller silhouette, groups are parts of one."""
+WHOLE = 0.1
+"""How much it counts that few images are left out: it decides between groupings that separate alike."""
 MOST = 4000
 """So many images are grouped together; if there are more, the others join the groups of a sample."""
 
@@ -54,16 +56,17 @@ def cohesion(features: Floats, groups: Groups) -> list[float]:
 
 
 def _best(distances: Floats, min_size: int) -> Groups:
-    """The grouping with the largest silhouette; groups that hardly separate are parts of one."""
-    best, silhouette = None, -1.0
+    """The grouping that separates best; groups that hardly do are parts of one."""
+    best, best_value, best_silhouette = None, -1.0, -1.0
     for groups in _ways(distances, min_size):
         inside = groups != NONE
-        value = float(silhouette_score(distances[np.ix_(inside, inside)], groups[inside], metric="precomputed"))
-        if value > silhouette:
-            best, silhouette = groups, value
+        silhouette = float(silhouette_score(distances[np.ix_(inside, inside)], groups[inside], metric="precomputed"))
+        value = silhouette * inside.mean() ** WHOLE
+        if value > best_value:
+            best, best_value, best_silhouette = groups, value, silhouette
     if best is None:
         return _single(distances, min_size)
-    return best if silhouette >= SEPARATE else np.minimum(best, 0)
+    return best if best_silhouette >= SEPARATE else np.minimum(best, 0)
 
 
 def _ways(distances: Floats, min_size: int) -> Iterator[Groups]:

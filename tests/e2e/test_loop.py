@@ -41,7 +41,7 @@ def test_unknowns_are_named_in_the_browser_learned_and_served(
 
         def learned(self) -> int:
             page = self._open()
-            page.get_by_test_id("groups").get_by_text("learned").first.wait_for()
+            page.wait_for_selector('[data-testid^="group-"][data-state="learned"]')
             page.screenshot(path=tmp_path / "learned.png", full_page=True)
             page.context.close()
             return super().learned()

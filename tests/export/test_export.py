@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from export.__main__ import main
-from export.verify import ALLOWED, open_session, run_graph
+from export.opened import open_session, run_graph
+from export.verify import ALLOWED
 from export.writer import OPSET
 from serving.bundle import GOLDEN, INPUT_NAME, MANIFEST, RULE, Cascade, graph_name, load_bundle, part_name
 from serving.decision import FEATURES, OUTPUT_NAMES, complete, decide, threshold

@@ -19,7 +19,7 @@ from torch import nn
 from export.bake import BakedTask, bake_task
 from export.cascade import Rotated, cascaded, rotated_outputs
 from export.graph import GraphPlan, write_graph
-from export.verify import open_session, run_graph
+from export.opened import open_session, run_graph
 from models.network import Network
 from models.weight_mask import MaskedConv2d, MaskedLinear
 from serving.bundle import INPUT_NAME, graph_name, part_name

@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from export import __main__ as command
+from export import publish as publishing
 from export import verify as parity
 from export.__main__ import main
+from export.publish import PublishError, check_remembers
 from models.network import Network
 from models.weight_mask import MaskedConv2d
 from serving.bundle import Cascade, Manifest, load_bundle
@@ -271,3 +274,27 @@ def test_with_a_cascade_a_task_is_still_added(publish: Publish, shelf: Shelf, mo
     manifest = current(shelf)
     assert manifest.cascade.candidates == 1
     assert [task.unchanged for task in manifest.tasks] == [True, True, False]
+
+
+@pytest.mark.parametrize(("candidates", "lost", "refused"), [(1, 1, False), (1, 2, True), (None, 1, True)])
+def test_a_cascade_may_lose_one_known_image_in_a_thousand(
+    candidates: int | None, lost: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as may be answered otherwise than by the full evaluation; without a cascade, none."""
+    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=candidates, agreement=None, images=0))
+    network = learned("hat", "convnet", SIZES)
+    bundles = []
+    for number, step in enumerate((network, with_another_task(network))):
+        folder = put_run(monkeypatch, tmp_path / "run", run_of(step))
+        assert main([str(folder), "--out", str(tmp_path / f"bundle{number}")]) == 0
+        bundles.append(load_bundle(tmp_path / f"bundle{number}"))
+    evidence = evidence_for(network, 1000)
+    few, many = np.ones(8, bool), np.ones(1000, bool)
+    said = iter([few, few, many, np.arange(1000) >= lost])
+    monkeypatch.setattr(publishing, "decide", lambda *_: SimpleNamespace(known=next(said)))
+    if not refused:
+        check_remembers(*bundles, evidence)
+        return
+    allowed = 0 if candidates is None else 1
+    with pytest.raises(PublishError, match=f"{lost} of 1000 known images would be .*; allowed {allowed}"):
+        check_remembers(*bundles, evidence)

@@ -19,18 +19,11 @@ from onnx import numpy_helper
 
 from export import __main__ as command
 from export import verify as parity
-from export.__main__ import main
+from export.__main__ import Exporter, main
+from export.evidence import Evidence
 from export.graph import GraphPlan, write_graph
-from export.verify import (
-    ALLOWED,
-    BATCHES,
-    ParityError,
-    open_session,
-    run_graph,
-    synthetic_images,
-    verify,
-    verify_precision,
-)
+from export.opened import LARGE, TaskByTask, open_session, open_written, run_graph
+from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
 from models.network import Network
 from serving.bundle import FORMAT, GOLDEN, ImageSpec, graph_name, load_bundle
 from serving.decision import OUTPUT_NAMES, Rule, TaskRule
@@ -319,3 +312,23 @@ def test_a_newer_bundle_is_refused(three: Path, tmp_path: Path, capsys: pytest.C
     edit_manifest(newer, format=FORMAT + 1)
     assert parity.main([str(newer)]) == 2
     assert f"format {FORMAT + 1}; this version reads format {FORMAT}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_graph_asked_task_by_task_says_the_same(exported: Exported, tmp_path: Path, precision: str) -> None:
+    run = exported.run
+    exporter = Exporter(run, tmp_path, Evidence(exported.bundle.golden.pixels[:0], np.empty(0, int), ()), cascade="off")
+    whole = exporter.write(precision)
+    assert not isinstance(whole, TaskByTask)
+    pixels = exported.bundle.golden.pixels
+    wanted, got = run_graph(whole, pixels), run_graph(TaskByTask(tmp_path, precision, run.rule), pixels, 3)
+    assert wanted.keys() == got.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-5, atol=1e-5)
+
+
+def test_only_a_large_graph_is_asked_task_by_task(exported: Exported) -> None:
+    folder, rule = exported.bundle.path, exported.run.rule
+    assert isinstance(open_written(folder, "fp32", rule, weights=LARGE, cascaded=False), TaskByTask)
+    assert not isinstance(open_written(folder, "fp32", rule, weights=LARGE - 1, cascaded=False), TaskByTask)
+    assert not isinstance(open_written(folder, "fp32", rule, weights=LARGE, cascaded=True), TaskByTask)

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers_serving import ROOT, image_bytes, server_environment, serving, write_bundle
+from tests.helpers_serving import GRAPH, ROOT, image_bytes, server_environment, serving, write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_a_bento_holds_the_bundle_and_serving_alone(home: Path) -> None:
     held = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     files = [path for path in (ROOT / "serving").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     expected = {path.relative_to(ROOT).as_posix() for path in files}
-    bundle = {f"runs/demo/bundle/{name}" for name in ("manifest.json", "rule.json", "model.onnx", "golden.npz")}
+    bundle = {f"runs/demo/bundle/{name}" for name in ("manifest.json", "rule.json", GRAPH, "golden.npz")}
     assert held - {"bentofile.yaml", "README.md"} == expected | bundle
     requirements = (home / "bentos/openworld/1/env/python/requirements.txt").read_text()
     assert "onnxruntime-gpu" in requirements

@@ -79,7 +79,10 @@ def assert_same_run(got: Path, wanted: Path) -> None:
 def test_learning_in_two_sittings_ends_as_learning_in_one(copied: Path, whole_run: Path) -> None:
     assert run(copied, "--add-task", ADDED) == 0
     assert_same_run(copied, whole_run)
-    assert [lesson.tasks for lesson in read_config(copied).lessons] == [(("zero", "one"), ("two",)), (("three", "four"),)]
+    assert [lesson.tasks for lesson in read_config(copied).lessons] == [
+        (("zero", "one"), ("two",)),
+        (("three", "four"),),
+    ]
 
 
 def test_several_tasks_may_come_at_once_or_one_by_one(copied: Path, first_run: Path, tmp_path: Path) -> None:
@@ -220,9 +223,7 @@ def test_images_that_are_gone_are_said_and_left_out(
     assert {**json.loads(capsys.readouterr().out), "wall_seconds": None} == whole
 
 
-def test_a_run_whose_images_are_all_gone_cannot_be_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_images_are_all_gone_cannot_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_classes(tmp_path / "images", ("zero", "one"))
     assert run(tmp_path / "run", "--preset", "digits", "--data", str(folder)) == 0
     shutil.rmtree(folder)
