@@ -173,7 +173,7 @@ def _cuda_session(bundle: Bundle, precision: str, threads: int) -> ort.Inference
     # TF32 would change the third digit, and with it what was measured before export.
     asked = [(CUDA, {"use_tf32": "0"}), CPU]
     try:
-        session = open_session(bundle.graph(precision), _options(threads), asked)
+        session = open_session(bundle.graph(precision), session_options(threads), asked)
         found = session.get_providers()[0]
         if found == CUDA:
             # Opening proves little: an unsupported or a full device fails at its first run.
@@ -191,7 +191,7 @@ def _cuda_session(bundle: Bundle, precision: str, threads: int) -> ort.Inference
 def _cpu_session(bundle: Bundle, precision: str, threads: int) -> ort.InferenceSession:
     graph = bundle.graph(precision)
     try:
-        return open_session(graph, _options(threads), [CPU])
+        return open_session(graph, session_options(threads), [CPU])
     except Exception as error:
         where = bundle.path / graph_name(precision)
         raise BundleError(f"{where}: onnxruntime cannot open it: {_one_line(error)}") from error
@@ -207,7 +207,8 @@ def open_session(graph: Graph, options: ort.SessionOptions, providers: list[Any]
     return ort.InferenceSession(graph.model, options, providers=providers)
 
 
-def _options(threads: int) -> ort.SessionOptions:
+def session_options(threads: int) -> ort.SessionOptions:
+    """How onnxruntime runs a graph here; docs/export.md has what was measured."""
     # Imported here, because the process that only supervises the workers never needs it.
     import onnxruntime as ort
 

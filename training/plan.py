@@ -11,7 +11,7 @@ from training.config import METHODS, PRESETS, Lesson, RunConfig, choose_preset
 from training.datasets import kind_of, load_source
 from training.sources import Sources
 from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks
-from training.unknowns import MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
+from training.unknowns import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 
 DEFAULT_RUN = Path("runs/digits")
 SETTLED = ("preset", "method", "seed", "tasks", "classes_per_task")
@@ -101,9 +101,12 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> 
 def _added_unknowns(folder: Path, config: RunConfig, chosen: argparse.Namespace, quarantine: Address | None) -> Plan:
     if quarantine is None:
         raise RunError("--add-unknowns learns from a quarantine: give its URL with --quarantine")
+    minimum = MIN_IMAGES if chosen.min_images is None else chosen.min_images
+    if minimum < LEAST_IMAGES:
+        raise RunError(f"--min-images is {minimum}; allowed: {LEAST_IMAGES} or more")
     with quarantine.opened() as store:
         named = {label: [item.id for item in bearing] for label, bearing in store.labelled().items()}
-    items = choose_unknowns(named, config, MIN_IMAGES if chosen.min_images is None else chosen.min_images)
+    items = choose_unknowns(named, config, minimum)
     if items:
         lesson = Lesson((tuple(items),), QUARANTINE, quarantine.public, quarantine.images, items)
         config = replace(config, lessons=(*config.lessons, lesson))

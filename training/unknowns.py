@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 QUARANTINE = "quarantine"
 EXAMPLE = "sqlite:////var/lib/openworld/quarantine.db"
-MIN_IMAGES = 20
+MIN_IMAGES, LEAST_IMAGES = 20, 5
+"""How many images a class needs unless it is said otherwise, and the least that may be said."""
 TEST_SHARE = 0.2
 ACCEPTED = Limits(size=sys.maxsize, pixels=sys.maxsize)
 """The server let these images in, under limits of its own."""
@@ -64,10 +65,20 @@ class Address:
     @property
     def public(self) -> str:
         """The URL as it may be written down: without the password, and true from any directory."""
+        from sqlalchemy.engine import URL
+
         url = self._parsed()
-        if (file := self._file()) is not None:
-            url = url.set(database=str(file))
-        return url.set(password=None).difference_update_query(["password"]).render_as_string(hide_password=False)
+        file = self._file()
+        # Built anew from what may be shown; `URL.set` would keep a password that is set to None.
+        shown = URL.create(
+            url.drivername,
+            username=url.username,
+            host=url.host,
+            port=url.port,
+            database=url.database if file is None else str(file),
+            query={name: value for name, value in url.query.items() if "password" not in name.lower()},
+        )
+        return shown.render_as_string(hide_password=False)
 
     @contextmanager
     def opened(self) -> Iterator[Store]:

@@ -44,9 +44,7 @@ def guised_digits(spec: ImageSpec, data: str | None = None) -> Source:
     plain = load_source("digits", spec, data)
 
     def guised(images: Images) -> Images:
-        parts = [
-            Images(guise(images.pixels), np.char.add(images.labels, f" {name}")) for name, guise in GUISES.items()
-        ]
+        parts = [Images(guise(images.pixels), np.char.add(images.labels, f" {name}")) for name, guise in GUISES.items()]
         return join(parts)
 
     classes = tuple(f"{digit} {name}" for name in GUISES for digit in plain.classes)

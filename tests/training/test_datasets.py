@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from serving.bundle import ImageSpec
-from training.datasets import DataError, Images, load_source, read_folder
+from training.datasets import DataError, Images, kind_of, load_source, read_folder
 
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -94,6 +95,88 @@ def test_a_corrupt_file_is_named_and_skipped(tmp_path: Path, caplog: pytest.LogC
     for path in broken:
         assert f"skipped {path}: " in caplog.text
     assert "2 files skipped, 3 images read" in caplog.text
+
+
+BROKEN = {
+    "empty": lambda content: b"",
+    "cut in half": lambda content: content[: len(content) // 2],
+    "only its first bytes": lambda content: content[:16],
+    "zeros in the middle": lambda content: content[:40] + bytes(len(content) - 40),
+    "noise after the header": lambda content: content[:30] + bytes((7 * n) % 256 for n in range(len(content) - 30)),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_a_damaged_file_of_any_kind_never_stops_the_reading(
+    kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path, {"red": 2})
+    content = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(content, kind)
+    path = tmp_path / "red" / f"damaged.{kind.lower()}"
+    path.write_bytes(BROKEN[how](content.getvalue()))
+    images = read_folder(tmp_path, SPEC)
+    # Some decoders make do with damaged pixels; a file that none can read is named.
+    assert len(images) == 3 or (len(images) == 2 and f"skipped {path}: " in caplog.text)
+    if how in ("empty", "only its first bytes"):
+        assert len(images) == 2
+
+
+def test_files_that_are_no_images_are_named_whatever_they_are_called(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path, {"red": 1})
+    for name, content in {"notes.txt": b"text", "movie.gif": b"GIF89a", "photo.png": b"%PDF-1.7"}.items():
+        (tmp_path / "red" / name).write_bytes(content)
+    (tmp_path / "red" / "more").mkdir()
+    assert len(read_folder(tmp_path, SPEC)) == 1
+    for name in ("notes.txt", "movie.gif", "photo.png"):
+        assert f"skipped {tmp_path / 'red' / name}: " in caplog.text
+    assert "3 files skipped, 1 images read" in caplog.text
+
+
+def test_a_class_that_joins_the_folder_later_moves_no_test_image(tmp_path: Path) -> None:
+    write_images(tmp_path, {"green": 8, "red": 12})
+    for label in ("green", "red"):
+        for number, path in enumerate(sorted((tmp_path / label).iterdir())):
+            Image.new("RGB", (8, 8), (number, number, number)).save(path)
+    before = load_source("folder", SPEC, str(tmp_path)).test
+    write_images(tmp_path, {"blue": 9})
+    after = load_source("folder", SPEC, str(tmp_path)).test
+    for label in ("green", "red"):
+        assert after.of([label]).pixels.tolist() == before.of([label]).pixels.tolist()
+
+
+def test_a_folder_that_cannot_be_read_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path, {"red": 2})
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(DataError, match=rf"{tmp_path}: cannot be read \(Permission denied\)"):
+        load_source("folder", SPEC, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "inside", "kind"),
+    [
+        ("digits", None, "digits"),
+        ("digits", "cats", "folder"),
+        ("folder", "cats", "folder"),
+        ("mnist", None, "mnist"),
+        ("mnist", "MNIST/raw", "mnist"),
+        ("mnist", "", "mnist"),
+        ("mnist", "cats", "folder"),
+    ],
+)
+def test_what_lies_in_a_folder(dataset: str, inside: str | None, kind: str, tmp_path: Path) -> None:
+    """A place for MNIST may still be empty; any other folder of folders holds classes."""
+    if inside is not None:
+        (tmp_path / inside).mkdir(parents=True, exist_ok=True)
+    assert kind_of(dataset, None if inside is None else str(tmp_path)) == kind
 
 
 def test_hidden_files_and_folders_are_no_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

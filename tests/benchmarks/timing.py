@@ -1,0 +1,35 @@
+"""Times that can be compared on a machine that does other things too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key")
+
+WARM_UP = 3
+
+
+class Taken(NamedTuple):
+    """Medians, in milliseconds: on the wall, and of all processors together."""
+
+    wall: float
+    processor: float
+
+
+def take_turns(contestants: Mapping[Key, Callable[[], object]], rounds: int) -> dict[Key, Taken]:
+    """Run all of them again and again, in turn, so that what else the machine does hits all of them alike."""
+    for run in contestants.values():
+        for _ in range(WARM_UP):
+            run()
+    walls: dict[Key, list[float]] = {key: [] for key in contestants}
+    processors: dict[Key, list[float]] = {key: [] for key in contestants}
+    for _ in range(rounds):
+        for key, run in contestants.items():
+            started, used = time.perf_counter(), time.process_time()
+            run()
+            walls[key].append(time.perf_counter() - started)
+            processors[key].append(time.process_time() - used)
+    return {key: Taken(1000 * median(walls[key]), 1000 * median(processors[key])) for key in contestants}
