@@ -9,6 +9,7 @@ from training.metrics import (
     accuracy_matrix,
     first_tasks,
     forgetting,
+    mean_of,
     task_auroc,
     task_of,
     til_accuracy,
@@ -96,3 +97,16 @@ def test_fpr95_accepts_no_more_knowns_than_it_must() -> None:
     got = unknown_metrics(of_scores(scores), of_scores(scores), single_task_rule(scores))
     assert got["auroc"] == pytest.approx(0.5)
     assert got["fpr95"] == pytest.approx(0.95)
+
+
+def test_a_task_without_test_images_is_not_measured() -> None:
+    first = np.array([0, 1])
+    outputs = {name: values[first] for name, values in OUTPUTS.items()}
+    assert accuracy_matrix(outputs, RULE, first) == [[1.0], [0.5, None]]
+    assert accuracy_matrix(OUTPUTS, RULE, np.array([2, 2, 2, 3]))[0] == [None]
+    assert forgetting([[None], [None, 0.5], [None, 0.25, 1.0]]) == 0.25
+    scores = as_float([[0.1, 0.9, 0.5], [0.6, 0.3, 0.5]])
+    assert task_auroc(scores, np.array([0, 1])) == [1.0, 1.0, None]
+    assert task_auroc(scores, np.array([1, 1])) == [None, None, None]
+    assert mean_of([1.0, None, 0.5]) == 0.75
+    assert mean_of([None]) is None
