@@ -23,7 +23,7 @@ SEPARATE = 0.2
 """With a smaller silhouette, groups are parts of one."""
 WHOLE = 0.1
 """How much it counts that few images are left out: it decides between groupings that separate alike."""
-MOST = 4000
+MOST = 2000
 """So many images are grouped together; if there are more, the others join the groups of a sample."""
 
 

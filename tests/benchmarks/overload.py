@@ -136,6 +136,9 @@ def _heavy(model: ModelProto, layers: int, channels: int = 96) -> ModelProto:
         helper.make_node("Mul", ["one", "nothing"], ["zero"]),
         helper.make_node("Unsqueeze", ["zero", "middle"], ["column"]),
     ]
-    graph.node[-1].output[0] = "light"
-    graph.node.extend([*nodes, helper.make_node("Add", ["light", "column"], ["logits"])])
+    (place,) = (n for n, node in enumerate(graph.node) if "logits" in node.output)
+    graph.node[place].output[0] = "light"
+    after = list(graph.node)[place + 1 :]
+    del graph.node[place + 1 :]
+    graph.node.extend([*nodes, helper.make_node("Add", ["light", "column"], ["logits"]), *after])
     return model
