@@ -25,7 +25,11 @@ demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn 
 	@$(PY) -m training.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
 test: check $(VENV)/serving-only ## Run all checks and tests
-	$(PY) -m pytest
+	@mkdir -p runs
+	@echo "tests: servers and browsers here, all others beside them"
+	@$(PY) -m pytest --ignore tests/e2e >runs/tests.log 2>&1 & others=$$!; \
+	$(PY) -m pytest tests/e2e; here=$$?; \
+	wait $$others; beside=$$?; cat runs/tests.log; exit $$((here + beside))
 
 check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff check .
