@@ -24,6 +24,7 @@ from export.publish import PublishError, publish
 from export.verify import ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
 from export.writer import OPSET
+from models.scores import DECISIONS
 from serving.bundle import (
     MANIFEST,
     PRECISIONS,
@@ -42,6 +43,7 @@ from serving.bundle import (
 from serving.decision import OUTPUT_NAMES
 from serving.shelf import Shelf, ShelfError
 from training.checkpoint import RunError
+from training.decisions import AUTO
 from training.device import prepare
 from training.evaluate import Run, open_run
 
@@ -60,7 +62,7 @@ class Exporter:
         self.run = run
         self.folder = folder
         self.evidence = evidence
-        self.cascade = choose_cascade(run.network, run.rule, evidence.pixels, cascade)
+        self.cascade = choose_cascade(run.network, run.decider, evidence.pixels, cascade)
         self.name = f"{run.config.preset.name}-{run.config.method}"
         # Images of nobody's, and what the graphs say of them: the server's self-test.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
@@ -73,7 +75,7 @@ class Exporter:
         session = self.write(precision)
         if precision == "fp32":
             pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
-            self.verification[precision] = verify(run.network, run.rule, session, pixels, self.cascade.candidates)
+            self.verification[precision] = verify(run.network, run.decider, session, pixels, self.cascade.candidates)
             self._exact = run_graph(session, self.evidence.pixels) if len(self.evidence) else {}
         else:
             got = run_graph(session, self.evidence.pixels)
@@ -95,7 +97,7 @@ class Exporter:
 
         def bake(task: int) -> BakedTask:
             nonlocal weights
-            baked = bake_task(run.network, task)
+            baked = bake_task(run.network, run.decider.scorers, task)
             weights += sum(values.numel() for values in baked.body.parameters())
             return baked
 
@@ -138,14 +140,14 @@ class Exporter:
         run, earlier = self.run, before.manifest.files if before else {}
         tasks = []
         for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
-            head = run.network.head(task)
+            scorer = run.decider.scorers[task]
             parts = tuple(part_name(f"task{task}", precision) for precision in self.golden.outputs)
             tasks.append(
                 TaskInfo(
                     task=task,
                     first_class_id=columns.start,
                     labels=labels,
-                    calibration=Calibration(scale=float(head.scale), shift=float(head.shift)),
+                    calibration=Calibration(scale=scorer.scale, shift=scorer.shift),
                     parts=parts,
                     unchanged=all(earlier.get(name) == graphs[name] for name in parts),
                 )
@@ -160,10 +162,11 @@ def export(
     precisions: Sequence[str] = ("fp32",),
     cascade: str = "auto",
     data: str | None = None,
+    decision: str = AUTO,
     shelf: Shelf | None = None,
 ) -> tuple[Path, Manifest]:
     """Bake, write, verify; the new bundle and its manifest. With a shelf, `out` is where the new version appears."""
-    run = open_run(folder, torch.device("cpu"))
+    run = open_run(folder, torch.device("cpu"), decision)
     metrics = _metrics(folder)
     before = _before_on(shelf) if shelf else _before(out)
     evidence = gather(run.config, data)
@@ -231,6 +234,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="which graphs to write (always fp32)"
     )
     parser.add_argument("--cascade", choices=CASCADES, default="auto", help="default: on if shown to change nothing")
+    parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")
     parser.add_argument(
         "--data", metavar="FOLDER", help="where the images are now, if not where they were learned from"
     )
@@ -248,6 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
             precisions=chosen.precision,
             cascade=chosen.cascade,
             data=chosen.data,
+            decision=chosen.decision,
             shelf=shelf,
         )
     except (RunError, BundleError, ParityError, WriteError, PublishError, ShelfError, ValueError) as error:
@@ -259,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{out}: {manifest.name} version {manifest.version}, {len(manifest.tasks)} tasks "
         f"({sum(task.unchanged for task in manifest.tasks)} unchanged), {len(manifest.labels)} classes, "
-        f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, "
+        f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, decision {manifest.decision}, "
         f"{'all tasks see all rotations' if turned is None else f'{turned} tasks see all rotations'}, "
         f"graph equals network within {worst:.1g}"
     )

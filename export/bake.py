@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from models.distance import ClassDistances
+from models.detectors import Detectors
 from models.heads import ROTATIONS, RotationHead
 from models.network import Network, rotations
 from models.ranges import ActivationRanges
+from models.scores import TaskScorer
+from models.taps import Tap
 
 
 class BakedTask(nn.Module):
     """Everything that one task says of an image, on the channels that it uses and nothing else."""
 
     def __init__(
-        self, body: nn.Sequential, head: RotationHead, distance: ClassDistances, ranges: ActivationRanges
+        self,
+        body: nn.Sequential,
+        tap: Tap,
+        head: RotationHead,
+        detectors: Detectors,
+        ranges: ActivationRanges,
+        scorer: TaskScorer,
     ) -> None:
         super().__init__()
         self.body = body
+        self.tap = tap
         self.head = head
-        self.distance = distance
+        self.detectors = detectors
         self.ranges = ranges
+        self.scorer = scorer
 
     def forward(self, turned: Tensor) -> tuple[Tensor, Tensor]:
         """[4 n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
-        flat = self.body(turned)
-        features = flat.view(ROTATIONS, -1, flat.shape[1])
-        return self.head.ensemble(features), self.distance(features)
+        maps = self.body[: self.tap.stage + 1](turned)
+        features = self.body[self.tap.stage + 1 :](maps)
+        depths = [flat.view(ROTATIONS, -1, flat.shape[1]) for flat in (self.tap.of(maps), features)]
+        rotated = {"logits": self.head.each_rotation(depths[-1]), **self.detectors.each_rotation(depths)}
+        said = self.detectors.together(rotated)
+        return self.scorer.logits(said), self.scorer.distances(said)
 
 
 class BakedNetwork(nn.Module):
@@ -51,17 +64,15 @@ class BakedNetwork(nn.Module):
 
 
 @torch.no_grad()
-def bake_task(network: Network, task: int) -> BakedTask:
+def bake_task(network: Network, scorers: Sequence[TaskScorer], task: int) -> BakedTask:
     """The sub-network of one finished task."""
     head = network.head(task).live_part(network.wires.after.live(task))
-    return BakedTask(network.baked_body(task), head, network.distance(task), network.activation_ranges(task)).eval()
+    ranges = network.activation_ranges(task)
+    body = network.baked_body(task)
+    return BakedTask(body, network.tap, head, network.detector(task), ranges, scorers[task]).eval()
 
 
-def bake_tasks(network: Network) -> Iterator[BakedTask]:
-    """The sub-networks of all tasks, each when it is asked for."""
-    return (bake_task(network, task) for task in range(len(network.heads)))
-
-
-def bake(network: Network) -> BakedNetwork:
+def bake(network: Network, scorers: Sequence[TaskScorer]) -> BakedNetwork:
     """The sub-networks of all tasks over one set of pixels."""
-    return BakedNetwork(list(bake_tasks(network)), network.config.mean, network.config.std).eval()
+    tasks = [bake_task(network, scorers, task) for task in range(len(network.heads))]
+    return BakedNetwork(tasks, network.config.mean, network.config.std).eval()

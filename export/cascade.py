@@ -7,16 +7,17 @@ and to check the graph against.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from models.network import Network
 from serving.bundle import Cascade
-from serving.decision import NETWORK_NAMES, Outputs, Rule, complete, decide
+from serving.decision import NETWORK_NAMES, Outputs, complete, judge
 from training.classifier import EVALUATION_BATCH
+from training.decisions import Decider
 from training.tasks import to_device, to_unit
 
 AGREEMENT = 0.999
@@ -29,68 +30,63 @@ ENOUGH_IMAGES = 1000
 
 @dataclass(frozen=True)
 class Rotated:
-    """What a network says of a batch in each rotation: arrays [4, n, classes]."""
+    """What every task says of a batch in each rotation: ingredient -> [4, n, columns]."""
 
-    logits: NDArray[Any]
-    distances: NDArray[Any]
+    network: Network
+    decider: Decider
+    tasks: list[dict[str, Tensor]]
 
     def mean(self, rotations: slice = slice(None)) -> Outputs:
         """The network's outputs over some of the rotations."""
-        parts = (self.logits[rotations].mean(axis=0), self.distances[rotations].mean(axis=0))
-        return dict(zip(NETWORK_NAMES, parts, strict=True))
+        return self.decider.outputs(
+            [
+                self.network.detector(task).together({name: values[rotations] for name, values in said.items()})
+                for task, said in enumerate(self.tasks)
+            ]
+        )
 
 
 @torch.no_grad()
-def rotated_outputs(network: Network, pixels: NDArray[np.uint8]) -> Rotated:
-    """Every task's logits and distances in each rotation, for uint8 images [n, height, width, channels]."""
+def rotated_outputs(network: Network, decider: Decider, pixels: NDArray[np.uint8]) -> Rotated:
+    """What every task says in each rotation of uint8 images [n, height, width, channels]."""
     network.eval()
-    device = next(network.parameters()).device
-    columns = [[_task_rotations(network, task, part) for task in range(len(network.heads))]
-               for part in to_device(pixels, device).split(EVALUATION_BATCH)]  # fmt: skip
-    logits, distances = (
-        np.concatenate([np.concatenate([task[kind] for task in part], axis=2) for part in columns], axis=1)
-        for kind in range(2)
-    )
-    return Rotated(logits, distances)
+    images = to_device(pixels, next(network.parameters()).device)
+    tasks = []
+    for task in range(len(network.heads)):
+        parts = [network.said(to_unit(part), task) for part in images.split(EVALUATION_BATCH)]
+        tasks.append({name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]})
+    return Rotated(network, decider, tasks)
 
 
-def _task_rotations(network: Network, task: int, pixels: torch.Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
-    features = network.rotated_features(to_unit(pixels), task)
-    live = network.wires.after.live(task)
-    logits = network.head(task).each_rotation(features)
-    distances = network.distance(task).each_rotation(features[:, :, live])
-    return logits.cpu().numpy(), distances.cpu().numpy()
-
-
-def cascaded(said: Rotated, rule: Rule, candidates: int | None) -> Outputs:
+def cascaded(said: Rotated, candidates: int | None) -> Outputs:
     """The outputs where only the best tasks of each upright image see it turned."""
-    full = said.mean()
+    full, rule = said.mean(), said.decider.rule
     if candidates is None:
         return full
     upright = said.mean(slice(0, 1))
-    foreign = complete(upright, rule)["scores"] - rule.centers
-    last = np.sort(foreign, axis=1)[:, candidates - 1 : candidates]
-    again = (foreign <= last)[:, rule.task_of_class]
+    scores = complete(upright, rule)["scores"]
+    last = np.sort(scores, axis=1)[:, candidates - 1 : candidates]
+    again = (scores <= last)[:, rule.task_of_class]
     return {name: np.where(again, full[name], upright[name]) for name in NETWORK_NAMES}
 
 
-def agreement(said: Rotated, rule: Rule, candidates: int) -> float:
+def agreement(said: Rotated, candidates: int) -> float:
     """The share of images with the same class and the same "known" as in the full evaluation."""
-    full, fast = (decide(complete(outputs, rule), rule) for outputs in (said.mean(), cascaded(said, rule, candidates)))
+    full, fast = (judge(outputs, said.decider.rule) for outputs in (said.mean(), cascaded(said, candidates)))
     return float(((full.class_id == fast.class_id) & (full.known == fast.known)).mean())
 
 
-def choose_cascade(network: Network, rule: Rule, pixels: NDArray[np.uint8], wanted: str) -> Cascade:
+def choose_cascade(network: Network, decider: Decider, pixels: NDArray[np.uint8], wanted: str) -> Cascade:
     """How many tasks see an image turned: `wanted` is on, off, or auto (on if that is shown to change nothing)."""
-    tasks, off = len(rule.tasks), Cascade(candidates=None, agreement=None, images=0)
+    tasks, off = len(decider.scorers), Cascade(candidates=None, agreement=None, images=0)
     if wanted == "off" or tasks == 1:
         return off
     if wanted == "on" and not len(pixels):
         raise ValueError("--cascade on: no validation image is at hand to show it by; --data says where they are")
     if wanted == "auto" and len(pixels) < ENOUGH_IMAGES:
         return off
-    said = rotated_outputs(network, pixels)
-    measured = {count: agreement(said, rule, count) for count in range(1, tasks)}
+    said = rotated_outputs(network, decider, pixels)
+    measured = {count: agreement(said, count) for count in range(1, tasks)}
     good = [count for count, share in measured.items() if share >= AGREEMENT]
     worth = good and (wanted == "on" or tasks + 3 * good[0] <= WORTH_IT * 4 * tasks)
     if worth:

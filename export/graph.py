@@ -18,10 +18,11 @@ from onnx import TensorProto, helper
 from export.bake import BakedTask
 from export.layers import Body, FloatBody
 from export.quantized import QuantizedBody
+from export.scores import DEPTHS, IngredientWriter, write_score
 from export.writer import Branch, GraphWriter
 from models.heads import ROTATIONS
 from serving.bundle import INPUT_NAME, ImageSpec, graph_name
-from serving.decision import FEATURES, OUTPUT_NAMES, SCORES, Rule
+from serving.decision import FEATURES, OUTPUT_NAMES, Rule
 
 LAST = int(np.iinfo(np.int64).min)
 """Where a slice that runs backwards ends when it takes everything."""
@@ -44,7 +45,7 @@ class GraphPlan:
 
 
 class _Said(NamedTuple):
-    """One task's part of the graph."""
+    """One task's part of the graph, when it has seen all that it is to see."""
 
     logits: str
     distances: str
@@ -99,64 +100,33 @@ def _flip(writer: GraphWriter, path: str, images: str, axes: list[int]) -> str:
 
 def _task(writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: str) -> _Said:
     """All that a task says of images that it sees in all rotations."""
-    features = _features(writer, body, path, task, turned, ROTATIONS)
-    first = writer.constant("first_axis", [0])
-    scored, squared, white = _rotation_outputs(writer, path, task, features)
-    logits = writer.add("ReduceMean", f"{path}/head/ensemble", [scored, first], keepdims=0)
-    distances = writer.add("ReduceMean", f"{path}/distance/mean", [squared, first], keepdims=0)
-    upright = writer.add("Gather", f"{path}/distance/upright", [white, writer.constant("upright", np.array(0))], axis=0)
-    return _Said(logits, distances, upright)
+    rotated, directions = _ingredients(writer, body, path, task, turned, slice(0, ROTATIONS))
+    means = {
+        name: writer.add("ReduceMean", f"{path}/{name}/mean", [values, writer.constant("first_axis", [0])], keepdims=0)
+        for name, values in rotated.items()
+    }
+    upright = writer.add("Gather", f"{path}/upright", [directions, writer.constant("upright", np.array(0))], axis=0)
+    return _Said(*write_score(writer, path, task, means), upright)
 
 
-def _features(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str, rotations: int) -> str:
-    """[rotations * n, ...] images -> [rotations, n, live features]."""
+def _ingredients(
+    writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str, rotations: slice
+) -> tuple[dict[str, str], str]:
+    """[rotations * n, ...] images -> what the decision reads, [rotations, n, classes], and the features' directions."""
     if isinstance(body, QuantizedBody):
         body.ranges(f"{path}/body", task.ranges.of(task.body))
-    flat = body.features(f"{path}/body", task.body, images)
-    shape = writer.constant(f"{path}/features/shape{rotations}", [rotations, -1, task.head.weight.shape[1]])
-    return writer.add("Reshape", f"{path}/features", [flat, shape])
+    flat = body.depths(f"{path}/body", task.body, images, task.tap)
+    count = rotations.stop - rotations.start
+    depths = []
+    for name, values in zip(DEPTHS, flat, strict=True):
+        # As many features as there are: only the number of images is not known beforehand.
+        shape = writer.constant(f"{path}/{name}/shape{count}", [count, -1, _width(task, name)])
+        depths.append(writer.add("Reshape", f"{path}/{name}/rotations", [values, shape]))
+    return IngredientWriter(writer, path, task, dict(zip(DEPTHS, depths, strict=True)), rotations).write()
 
 
-def _rotation_outputs(
-    writer: GraphWriter, path: str, task: BakedTask, features: str, rotations: slice = slice(None)
-) -> tuple[str, str, str]:
-    """Logits and squared distances [rotations, n, classes], standardised features [rotations, n, live features]."""
-
-    def part(name: str) -> str:
-        """The rotations in question of a constant that holds all four."""
-        if rotations == slice(None):
-            return name
-        ends = [[rotations.start], [rotations.stop], [0]]
-        names = [writer.constant(f"rotation_{number}", [number]) for (number,) in ends]
-        return writer.add_constant("Slice", f"{name}/{rotations.start}", [name, *names])
-
-    head, distance = task.head, task.distance
-    weight = part(writer.constant(f"{path}/head/weight", head.weight * head.scale))
-    bias = part(writer.constant(f"{path}/head/bias", head.bias * head.scale + head.shift))
-    scored = writer.add("MatMul", f"{path}/head/score", [features, weight])
-    scored = writer.add("Add", f"{path}/head/biased", [scored, bias])
-
-    last = writer.constant("last_axis", [-1])
-    length = writer.add("ReduceL2", f"{path}/distance/length", [features, last], keepdims=1)
-    length = writer.add("Max", f"{path}/distance/length", [length, writer.constant("tiny", 1e-12)])
-    direction = writer.add("Div", f"{path}/distance/direction", [features, length])
-    basis = writer.constant(f"{path}/distance/basis", distance.basis)
-    gained = writer.add_constant("Mul", f"{path}/distance/gained", [basis, _gain(writer, path, task)])
-    back = writer.add_constant("Transpose", f"{path}/distance/back", [gained], perm=[0, 2, 1])
-    along = writer.add("MatMul", f"{path}/distance/along", [direction, part(basis)])
-    correction = writer.add("MatMul", f"{path}/distance/correction", [along, part(back)])
-    level = part(writer.constant(f"{path}/distance/level", distance.level))
-    levelled = writer.add("Mul", f"{path}/distance/levelled", [direction, level])
-    white = writer.add("Add", f"{path}/distance/white", [levelled, correction])
-    rows = writer.add("Unsqueeze", f"{path}/distance/rows", [white, writer.constant("class_axis", [2])])
-    means = part(writer.constant(f"{path}/distance/means", distance.means[:, None]))
-    difference = writer.add("Sub", f"{path}/distance/difference", [rows, means])
-    squared = writer.add("ReduceSumSquare", f"{path}/distance/squared", [difference, last], keepdims=0)
-    return scored, squared, white
-
-
-def _gain(writer: GraphWriter, path: str, task: BakedTask) -> str:
-    return writer.constant(f"{path}/distance/gain", task.distance.gain)
+def _width(task: BakedTask, depth: str) -> int:
+    return int(getattr(task.detectors, depth).axes.shape[1])
 
 
 def _cascade(
@@ -167,27 +137,38 @@ def _cascade(
     A task that may not keeps what it said of the upright image. Every row is treated alone: which tasks see an image
     again does not depend on the other images of the batch.
     """
-    quick = [_upright(writer, body, f"task{task}", bake(task), images) for task in range(len(plan.rule.tasks))]
-    distances = writer.add("Concat", "cascade/distances", [said.distances for said in quick], axis=1)
-    logits = writer.add("Concat", "cascade/logits", [said.logits for said in quick], axis=1)
-    _, foreign = _foreignness(writer, "cascade", plan.rule, logits, distances)
+    tasks = range(len(plan.rule.tasks))
+    quick = [_upright(writer, body, f"task{task}", bake(task), images) for task in tasks]
+    distances = writer.add("Concat", "cascade/distances", [said.distances for _, said in quick], axis=1)
+    scores = _nearest(writer, "cascade", plan.rule, distances)
     chances = writer.constant("candidates", [plan.candidates or 0])
-    best = writer.add_many("TopK", "cascade/best", [foreign, chances], 2, axis=1, largest=0, sorted=1)[0]
+    best = writer.add_many("TopK", "cascade/best", [scores, chances], 2, axis=1, largest=0, sorted=1)[0]
     last = writer.add("Gather", "cascade/last", [best, writer.constant("last", [-1])], axis=1)
-    again = writer.add("LessOrEqual", "cascade/again", [foreign, last])
+    again = writer.add("LessOrEqual", "cascade/again", [scores, last])
     turned = _turned(writer, images)
-    return [_again(writer, body, f"task{task}", bake(task), turned, said, again) for task, said in enumerate(quick)]
+    return [_again(writer, body, f"task{task}", bake(task), turned, *quick[task], again) for task in tasks]
 
 
-def _upright(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str) -> _Said:
-    features = _features(writer, body, path, task, images, 1)
-    outputs = _rotation_outputs(writer, path, task, features, slice(0, 1))
+def _upright(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str) -> tuple[dict[str, str], _Said]:
+    """What a task says of upright images, ingredient by ingredient [n, classes] and altogether."""
+    rotated, directions = _ingredients(writer, body, path, task, images, slice(0, 1))
     first = writer.constant("first_axis", [0])
-    return _Said(*[writer.add("Squeeze", f"{path}/upright/{n}", [name, first]) for n, name in enumerate(outputs)])
+    squeezed = {
+        name: writer.add("Squeeze", f"{path}/{name}/upright", [value, first]) for name, value in rotated.items()
+    }
+    features = writer.add("Squeeze", f"{path}/features/upright", [directions, first])
+    return squeezed, _Said(*write_score(writer, f"{path}/upright", task, squeezed), features)
 
 
 def _again(
-    writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: list[str], said: _Said, again: str
+    writer: GraphWriter,
+    body: Body,
+    path: str,
+    task: BakedTask,
+    turned: list[str],
+    upright: dict[str, str],
+    said: _Said,
+    again: str,
 ) -> _Said:
     """The rows that are to be seen again in three more rotations: their means over all four replace the first ones."""
     number = writer.constant(f"{path}/number", np.array(int(path.removeprefix("task"))))
@@ -202,16 +183,18 @@ def _again(
         flat = writer.add("Reshape", f"{path}/again/flat", [rows, writer.constant("flat", [-1])])
         own = [writer.add("Gather", f"{path}/again/images{n}", [name, flat], axis=0) for n, name in enumerate(turned)]
         joined = writer.add("Concat", f"{path}/again/rotations", own, axis=0)
-        features = _features(writer, body, path, task, joined, ROTATIONS - 1)
-        scored, squared, _ = _rotation_outputs(writer, path, task, features, slice(1, ROTATIONS))
+        rotated, _ = _ingredients(writer, body, path, task, joined, slice(1, ROTATIONS))
         first, share = writer.constant("first_axis", [0]), writer.constant("share", 1 / ROTATIONS)
-        replaced = []
-        for name, earlier, later in (("head", said.logits, scored), ("distance", said.distances, squared)):
+        means = {}
+        for name, later in rotated.items():
             total = writer.add("ReduceSum", f"{path}/{name}/total", [later, first], keepdims=0)
-            before = writer.add("Gather", f"{path}/{name}/before", [earlier, flat], axis=0)
+            before = writer.add("Gather", f"{path}/{name}/before", [upright[name], flat], axis=0)
             mean = writer.add("Add", f"{path}/{name}/all", [before, total])
-            mean = writer.add("Mul", f"{path}/{name}/mean", [mean, share])
-            replaced.append(writer.add("ScatterND", f"{path}/{name}/replaced", [earlier, index, mean]))
+            means[name] = writer.add("Mul", f"{path}/{name}/mean", [mean, share])
+        replaced = [
+            writer.add("ScatterND", f"{path}/replaced{n}", [earlier, index, now])
+            for n, (earlier, now) in enumerate(zip(said[:2], write_score(writer, path, task, means), strict=True))
+        ]
     with writer.branch("upright") as kept:
         same = [writer.add("Identity", f"{path}/again/{n}", [name]) for n, name in enumerate(said[:2])]
     logits, distances = writer.choose(f"{path}/again", some, Branch(nodes, replaced), Branch(kept, same))
@@ -220,10 +203,8 @@ def _again(
 
 def write_decision(writer: GraphWriter, rule: Rule) -> None:
     """From logits and distances to all that a decision reads: the same as serving.decision.complete."""
-    scores, foreign = _foreignness(writer, "decision", rule, "logits", "distances")
-    writer.add("Identity", "decision/scores", [scores], output="scores")
-    sharp = writer.constant("sharpness", -float(SCORES[rule.score].sharpness))
-    likely = writer.add("Mul", "decision/likely", [foreign, sharp])
+    writer.add("Identity", "decision/scores", [_nearest(writer, "decision", rule, "distances")], output="scores")
+    likely = writer.add("Mul", "decision/likely", ["scores", writer.constant("sharpness", -float(rule.sharpness))])
     writer.add("Softmax", "decision/p_task", [likely], output="p_task", axis=1)
     table = _table(writer, "decision/logits", rule, "logits", -NEVER)
     within = writer.add("Softmax", "decision/within", [table], axis=2)
@@ -237,21 +218,10 @@ def write_decision(writer: GraphWriter, rule: Rule) -> None:
         writer.add("Gather", f"decision/{name}", [rows, index], output=name, axis=1)
 
 
-def _foreignness(writer: GraphWriter, path: str, rule: Rule, logits: str, distances: str) -> tuple[str, str]:
-    """Every task's score [n, tasks], and the same less what is usual for the task."""
-    last = writer.constant("last_axis", [-1])
-    if rule.score == "mahalanobis":
-        table = _table(writer, f"{path}/distances", rule, distances, NEVER)
-        nearest = writer.add("ReduceMin", f"{path}/nearest", [table, last], keepdims=0)
-        nearest = writer.add("Max", f"{path}/nearest", [nearest, writer.constant("tiny", 1e-12)])
-        scores = writer.add("Log", f"{path}/score", [nearest])
-    elif rule.score == "max_logit":
-        table = _table(writer, f"{path}/largest", rule, logits, -NEVER)
-        scores = writer.add("Neg", f"{path}/score", [writer.add("ReduceMax", path, [table, last], keepdims=0)])
-    else:
-        raise TypeError(f"no ONNX is known for the score {rule.score!r}")
-    usual = writer.constant("usual_scores", rule.centers.astype(np.float32))
-    return scores, writer.add("Sub", f"{path}/foreign", [scores, usual])
+def _nearest(writer: GraphWriter, path: str, rule: Rule, distances: str) -> str:
+    """[n, classes] -> [n, tasks]: a task is as foreign as its nearest class."""
+    table = _table(writer, f"{path}/distances", rule, distances, NEVER)
+    return writer.add("ReduceMin", f"{path}/nearest", [table, writer.constant("last_axis", [-1])], keepdims=0)
 
 
 def _table(writer: GraphWriter, path: str, rule: Rule, values: str, filler: float) -> str:

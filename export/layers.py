@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from export.writer import GraphWriter
 from models.baked import Align, BakedConv2d, BakedLinear
 from models.resnet import BakedResidualBlock, GlobalPool
+from models.taps import Tap
 
 
 class Body(Protocol):
@@ -20,8 +21,8 @@ class Body(Protocol):
         """Write what comes before all bodies: uint8 [n, height, width, channels] to images that a body takes."""
         ...
 
-    def features(self, path: str, body: nn.Module, images: str) -> str:
-        """Write a task's body; the name of its features, float32 [n, live features]."""
+    def depths(self, path: str, body: nn.Sequential, images: str, tap: Tap) -> list[str]:
+        """Write a task's body; what it shows at the tap and at its end, float32 [n, live features]."""
         ...
 
 
@@ -43,9 +44,15 @@ class FloatBody:
         images = writer.add("Div", "pixels/normal", [images, writer.constant("std", float(self._std))])
         return writer.add("Cast", "pixels/half", [images], to=TensorProto.FLOAT16) if self._half else images
 
-    def features(self, path: str, body: nn.Module, images: str) -> str:
-        features = self._layer(path, body, images)
-        return self._writer.add("Cast", f"{path}/single", [features], to=TensorProto.FLOAT) if self._half else features
+    def depths(self, path: str, body: nn.Sequential, images: str, tap: Tap) -> list[str]:
+        for place, (name, stage) in enumerate(body.named_children()):
+            images = self._layer(f"{path}/{name}", stage, images)
+            if place == tap.stage:
+                half_way = tapped(self._writer, f"{path}/tap", tap, images)
+        return [self._full(f"{path}/{depth}", flat) for depth, flat in (("shallow", half_way), ("deep", images))]
+
+    def _full(self, path: str, values: str) -> str:
+        return self._writer.add("Cast", path, [values], to=TensorProto.FLOAT) if self._half else values
 
     def _layer(self, path: str, layer: nn.Module, images: str) -> str:
         """Write one baked module; every kind that baking can leave is here, so a new one fails loudly."""
@@ -102,6 +109,14 @@ class FloatBody:
 
     def _stored(self, values: Tensor) -> Tensor:
         return values.half() if self._half else values
+
+
+def tapped(writer: GraphWriter, path: str, tap: Tap, maps: str) -> str:
+    """Feature maps [n, channels, height, width] -> [n, features], the means of squares."""
+    if tap.pool > 1:
+        sides = [tap.pool, tap.pool]
+        maps = writer.add("AveragePool", path, [maps], kernel_shape=sides, strides=sides)
+    return writer.add("Flatten", path, [maps])
 
 
 def selection(writer: GraphWriter, path: str, layer: Align) -> str:

@@ -15,10 +15,11 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
-from export.layers import selection
+from export.layers import selection, tapped
 from export.writer import GraphWriter
 from models.baked import Align, BakedConv2d, BakedLinear
 from models.resnet import BakedResidualBlock, GlobalPool
+from models.taps import Tap
 
 LARGEST_WEIGHT = 63
 STEPS = 255
@@ -48,9 +49,16 @@ class QuantizedBody:
         """Tell the recorded extremes of a body's layers, before the body is written."""
         self._ranges |= {f"{path}/{name.replace('.', '/')}": extremes for name, extremes in recorded.items()}
 
-    def features(self, path: str, body: nn.Module, images: str) -> str:
-        result = self._layer(path, body, Edge(images, *self._pixels))
-        return self._float(path, result) if isinstance(result, Edge) else result
+    def depths(self, path: str, body: nn.Sequential, images: str, tap: Tap) -> list[str]:
+        values: Edge | str = Edge(images, *self._pixels)
+        for place, (name, stage) in enumerate(body.named_children()):
+            values = self._layer(f"{path}/{name}", stage, values)
+            if place == tap.stage:
+                half_way = tapped(self._writer, f"{path}/tap", tap, self._real(f"{path}/tap", values))
+        return [half_way, self._real(path, values)]
+
+    def _real(self, path: str, values: Edge | str) -> str:
+        return self._float(path, values) if isinstance(values, Edge) else values
 
     def _layer(self, path: str, layer: nn.Module, images: Edge | str) -> Edge | str:
         """Write one baked module on whole numbers, or on floats where its input is a name."""

@@ -23,6 +23,7 @@ from models.network import Network
 from serving.bundle import BundleError, ImageSpec, load_bundle
 from serving.decision import OUTPUT_NAMES, Outputs, Rule, complete, decide
 from serving.runtime import Model
+from training.decisions import Decider
 
 BATCHES = (1, 7)
 ALLOWED = 1e-4
@@ -58,13 +59,14 @@ def synthetic_images(image: ImageSpec, count: int) -> NDArray[np.uint8]:
 
 def verify(
     network: Network,
-    rule: Rule,
+    decider: Decider,
     session: ort.InferenceSession | TaskByTask,
     pixels: NDArray[np.uint8],
     candidates: int | None,
 ) -> dict[str, float]:
     """Compare network and fp32 graph at several batch sizes; the largest differences, or a ParityError."""
-    expected = complete(cascaded(rotated_outputs(network, pixels), rule, candidates), rule)
+    rule = decider.rule
+    expected = complete(cascaded(rotated_outputs(network, decider, pixels), candidates), rule)
     result: dict[str, float] = {"images": float(len(pixels)), "allowed": ALLOWED}
     for size in BATCHES:
         got = run_graph(session, pixels, size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.baked import bake_conv, bake_linear
 from models.mechanism import Conv, Linear, Mechanism
+from models.taps import Tap, tap
 from models.task_norm import TaskNorm
 from models.unit_mask import Units, Wires
 
@@ -68,25 +68,31 @@ def convnet(
     hidden: int,
     norm: bool,
     dropout: float,
-) -> tuple[nn.Sequential, Units]:
-    """The body and the units of its features."""
+) -> tuple[nn.Sequential, Units, Tap]:
+    """The body, the units of its features, and where it is tapped: before its last convolution."""
     stages: list[nn.Module] = []
     before = pixels
+    sizes = _sizes(image_size, kernels, padded)
     for width, kernel in zip(channels, kernels, strict=True):
         after = make.units(width)
         conv = make.conv(before, after, kernel, 1, kernel // 2 if padded else 0, not norm)
         stages.append(ConvStage(conv, make.norm(after) if norm else None, after, dropout))
         before = after
     after = make.units(hidden)
-    stages.append(HiddenStage(make.linear(before, after, _pixels_left(image_size, kernels, padded)), after, dropout))
-    return nn.Sequential(*stages), after
+    height, width = sizes[-1]
+    stages.append(HiddenStage(make.linear(before, after, height * width), after, dropout))
+    tapped = len(channels) - 2
+    return nn.Sequential(*stages), after, tap(tapped, channels[tapped], *sizes[tapped])
 
 
-def _pixels_left(image_size: tuple[int, int], kernels: Sequence[int], padded: bool) -> int:
-    """How many positions of each channel reach the hidden layer."""
-    sizes = torch.tensor(image_size)
+def _sizes(image_size: tuple[int, int], kernels: Sequence[int], padded: bool) -> list[tuple[int, int]]:
+    """Height and width of the feature maps after each convolution and its pooling."""
+    sizes = []
+    height, width = image_size
     for kernel in kernels:
-        sizes = (sizes + (2 * (kernel // 2) if padded else 0) - kernel + 1) // 2
-    if int(sizes.min()) < 1:
+        more = (2 * (kernel // 2) if padded else 0) - kernel + 1
+        height, width = (height + more) // 2, (width + more) // 2
+        sizes.append((height, width))
+    if min(sizes[-1]) < 1:
         raise ValueError(f"image size {image_size} is too small for {len(kernels)} poolings")
-    return int(sizes.prod())
+    return sizes

@@ -38,13 +38,9 @@ class RotationHead(nn.Module):
         logits = torch.einsum("nf,rfc->nrc", features, self.weight) + self.bias.transpose(0, 1)
         return logits.flatten(1)
 
-    def ensemble(self, features: Tensor) -> Tensor:
-        """[4, n, features] of n images' rotations -> [n, classes], their mean logit, calibrated."""
-        return self.each_rotation(features).mean(dim=0)
-
     def each_rotation(self, features: Tensor) -> Tensor:
-        """[4, n, features] -> [4, n, classes], the calibrated logits of each rotation."""
-        return (torch.bmm(features, self.weight) + self.bias) * self.scale + self.shift
+        """[4, n, features] -> [4, n, classes], the logits of each rotation, before calibration."""
+        return torch.bmm(features, self.weight) + self.bias
 
     def live_part(self, live: Tensor) -> RotationHead:
         """The same head on the features that the task uses; the others are zero and say nothing."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.convnet import convnet
-from models.distance import ClassDistances
+from models.detectors import Detectors
 from models.heads import ROTATIONS, Projection, RotationHead
 from models.mechanism import make_mechanism
 from models.ranges import ActivationRanges
@@ -54,12 +54,12 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         make = make_mechanism(config.method, config.density)
-        pixels = Units(config.channels)
+        pixels, image_size = Units(config.channels), (config.height, config.width)
         if config.backbone == "convnet":
-            self.body, units = convnet(
+            self.body, units, self.tap = convnet(
                 make,
                 pixels,
-                (config.height, config.width),
+                image_size,
                 channels=(config.base, config.base * 2, config.base * 4),
                 kernels=(3, 3, 2),
                 padded=config.padded,
@@ -68,13 +68,13 @@ class Network(nn.Module):
                 dropout=config.dropout,
             )
         else:
-            self.body, units = resnet18(make, pixels, width=config.base)
+            self.body, units, self.tap = resnet18(make, pixels, image_size, width=config.base)
         self.wires = Wires(pixels, units)
         self.projection = Projection(make, units, config.projection, make.selection)
         make.wired()
         self.masks = make.masks
         self.heads = nn.ModuleList()
-        self.distances = nn.ModuleList()
+        self.detectors = nn.ModuleList()
         self.ranges = nn.ModuleList()
         self._selection = make.selection
 
@@ -84,7 +84,7 @@ class Network(nn.Module):
             layer.grow()
         device = next(self.parameters()).device
         self.heads.append(RotationHead(self.wires.after.channels, classes).to(device))
-        self.distances.append(ClassDistances(classes).to(device))
+        self.detectors.append(Detectors(classes).to(device))
         self.ranges.append(ActivationRanges().to(device))
         return len(self.heads) - 1
 
@@ -116,16 +116,26 @@ class Network(nn.Module):
         """[n, ...] -> [4, n, features]: what a finished task sees in each rotation of the images."""
         return self.features(rotations(images), task).view(ROTATIONS, len(images), -1)
 
-    def outputs(self, images: Tensor, task: int) -> tuple[Tensor, Tensor]:
-        """A finished task's calibrated logits and class distances, each [n, classes]."""
-        features = self.rotated_features(images, task)
-        live = self.wires.after.live(task)
-        return self.head(task).ensemble(features), self.distance(task)(features[:, :, live])
+    def rotated_depths(self, images: Tensor, task: int) -> list[Tensor]:
+        """[n, ...] -> [4, n, live features], what a finished task sees: half-way at the tap, and at the end."""
+        self._selection.task, self._selection.sharpness = task, None
+        half, rest = self.body[: self.tap.stage + 1], self.body[self.tap.stage + 1 :]
+        maps: Tensor = half(self.normalised(rotations(images)))
+        wires = half[-1].wires
+        assert isinstance(wires, Wires)
+        depths = (self.tap.of(maps[:, wires.after.live(task)]), rest(maps)[:, self.wires.after.live(task)])
+        return [features.view(ROTATIONS, len(images), -1) for features in depths]
 
-    def distance(self, task: int) -> ClassDistances:
-        distance = self.distances[task]
-        assert isinstance(distance, ClassDistances)
-        return distance
+    def said(self, images: Tensor, task: int) -> dict[str, Tensor]:
+        """All that a finished task says of images in each rotation, ingredient -> [4, n, columns]."""
+        depths = self.rotated_depths(images, task)
+        head = self.head(task).live_part(self.wires.after.live(task))
+        return {"logits": head.each_rotation(depths[-1]), **self.detector(task).each_rotation(depths)}
+
+    def detector(self, task: int) -> Detectors:
+        detector = self.detectors[task]
+        assert isinstance(detector, Detectors)
+        return detector
 
     def activation_ranges(self, task: int) -> ActivationRanges:
         ranges = self.ranges[task]

@@ -8,8 +8,11 @@ from torch.nn import functional
 
 from models.baked import Align, BakedConv2d, bake_conv
 from models.mechanism import Conv, Mechanism
+from models.taps import Tap, tap
 from models.task_norm import TaskNorm
 from models.unit_mask import Units, Wires
+
+TAPPED_STAGE = 2
 
 
 class Stem(nn.Module):
@@ -87,8 +90,10 @@ class GlobalPool(nn.Module):
         return GlobalPool()
 
 
-def resnet18(make: Mechanism, pixels: Units, *, width: int) -> tuple[nn.Sequential, Units]:
-    """The body and the units of its features (8 * width)."""
+def resnet18(
+    make: Mechanism, pixels: Units, image_size: tuple[int, int], *, width: int
+) -> tuple[nn.Sequential, Units, Tap]:
+    """The body, the units of its features (8 * width), and where it is tapped: at the end of stage 3 of 4."""
     before: Units = make.units(width)
     blocks: list[nn.Module] = [Stem(make, pixels, before)]
     for stage in range(4):
@@ -96,4 +101,7 @@ def resnet18(make: Mechanism, pixels: Units, *, width: int) -> tuple[nn.Sequenti
             after = make.units(width * 2**stage)
             blocks.append(ResidualBlock(make, before, after, 2 if stage > 0 and position == 0 else 1))
             before = after
-    return nn.Sequential(*blocks, GlobalPool()), before
+        if stage == TAPPED_STAGE:
+            # A convolution of stride 2 and padding 1 rounds up.
+            tapped = tap(len(blocks) - 1, before.channels, *(-(-side // 2**stage) for side in image_size))
+    return nn.Sequential(*blocks, GlobalPool()), before, tapped

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from serving.decision import OUTPUT_NAMES, Rule, threshold
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, RULE, GOLDEN = "manifest.json", "rule.json", "golden.npz"
 INPUT_NAME = "pixels"
 PRECISIONS = ("fp32", "int8", "fp16")
@@ -112,6 +112,7 @@ class Manifest(_Part):
     before: str | None = Field(description="version of the bundle that this one goes on from")
     precisions: tuple[str, ...] = Field(min_length=1)
     cascade: Cascade
+    decision: str = Field(description="the scores that decide")
     alpha: float
     threshold: float
     metrics: dict[str, Any]
@@ -211,6 +212,7 @@ def seal(rule: Rule, golden: Golden, graphs: Mapping[str, FileInfo], **said: Any
         format=FORMAT,
         version="",
         alpha=rule.alpha,
+        decision=rule.score,
         threshold=threshold(rule.alpha),
         precisions=tuple(golden.outputs),
         files={**described, **graphs},

@@ -3,19 +3,20 @@
 Evaluation, the command line and the server all decide here, so the accuracy that was measured is the accuracy
 that is served. Every row is decided alone: an answer never depends on its neighbours in a batch.
 
-For task k and image x a score s_k(x) says how foreign x is to the task (higher is more unknown). A task keeps the
-scores of its own validation images, and two things follow from them, comparable between tasks although no two of
-them ever saw the same image:
+For every class the network says how foreign an image is to it (`distances`: higher is more unknown, and 0 is usual
+for images of the class's task). A task is as foreign as its nearest class: its score s_k(x). A task keeps the scores
+of its own validation images, and two things follow, comparable between tasks although no two of them ever saw the
+same image:
 
-- which task: s_k less its median on those images gives the task's in-distribution probability P'_k, and (Theorem 2)
-  P(x in task k) = P'_k(x) / sum_j P'_j(x), so that P(x in class c) = P(c | its task) * P(x in its task);
+- which task: P(x in task k) = P'_k(x) / sum_j P'_j(x) (Theorem 2) with P'_k falling exponentially in s_k, so that
+  P(x in class c) = P(c | its task) * P(x in its task);
 - known or not: the rank of s_k among those scores is a conformal p-value. An image is known if for some task it is
   at least alpha, which accepts at least 1 - alpha of every task's own images, whatever is learned later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,7 +29,10 @@ Outputs = Mapping[str, NDArray[Any]]
 Starts = NDArray[np.integer[Any]]
 
 NETWORK_NAMES = ("logits", "distances")
-"""What a network says of a batch: each [batch, classes], a task's classes side by side."""
+"""What a network says of a batch: each [batch, classes], a task's classes side by side.
+
+The second is how foreign the image is to each class; 0 is usual for images of its task.
+"""
 
 OUTPUT_NAMES = (*NETWORK_NAMES, "scores", "p_task", "p_within_task", "probability")
 """What a decision reads and the graph returns: `scores` and `p_task` are [batch, tasks], the rest [batch, classes]."""
@@ -37,36 +41,7 @@ FEATURES = "features"
 """What the graph returns on demand: every task's standardised features of the image, [batch, features of all tasks]."""
 
 
-class Score(NamedTuple):
-    """How foreign an image is to each task, from the task's own logits and distances; higher is more unknown."""
-
-    of: Callable[[Array, Array, Starts], Array]
-    """Logits and distances [batch, classes], with each task's first column -> [batch, tasks]."""
-    sharpness: float
-    """How fast a task's probability falls with its score: softmax(-sharpness * score) is right as often as it says."""
-
-
-def _mahalanobis(logits: Array, distances: Array, starts: Starts) -> Array:
-    """Log of the squared distance to the nearest class mean, per live feature."""
-    nearest: Array = np.log(np.maximum(np.minimum.reduceat(distances, starts, axis=1), 1e-12))
-    return nearest
-
-
-def _max_logit(logits: Array, distances: Array, starts: Starts) -> Array:
-    """The paper's: a task that recognises nothing has no large logit."""
-    largest: Array = -np.maximum.reduceat(logits, starts, axis=1)
-    return largest
-
-
-SCORES: dict[str, Score] = {"mahalanobis": Score(_mahalanobis, 5.0), "max_logit": Score(_max_logit, 1.0)}
-
-
 _WHOLE_ROW = np.array([0])
-
-
-def scores_of_task(name: str, logits: Array, distances: Array) -> Array:
-    """One task's scores [batch], from its own columns alone."""
-    return SCORES[name].of(logits, distances, _WHOLE_ROW)[:, 0]
 
 
 STEP_WIDTH, LEFT_OVER = 0.1, 0.1
@@ -83,7 +58,6 @@ class TaskRule(BaseModel):
         min_length=1, description="distinct scores of the task's own validation images, ascending"
     )
     validation_counts: tuple[int, ...] = Field(description="how many validation images had each score")
-    center: float = Field(description="median of the validation scores")
     tail: float = Field(gt=0, description="beyond the last validation score, p falls tenfold over this")
 
     @model_validator(mode="after")
@@ -110,7 +84,6 @@ class TaskRule(BaseModel):
             classes=classes,
             validation_scores=tuple(map(float, values)),
             validation_counts=tuple(map(int, counts)),
-            center=center,
             tail=float(np.mean(upper - center)) if upper.size else 1.0,
         )
 
@@ -143,15 +116,10 @@ class Rule(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    score: str = "mahalanobis"
+    score: str = Field("features", description="the name of the decision that the distances were made by")
+    sharpness: float = Field(3.0, gt=0, description="how fast a task's probability falls with its score")
     alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
     tasks: tuple[TaskRule, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _check(self) -> Rule:
-        if self.score not in SCORES:
-            raise ValueError(f"score is {self.score!r}; allowed: {', '.join(sorted(SCORES))}")
-        return self
 
     @property
     def columns(self) -> list[slice]:
@@ -169,10 +137,6 @@ class Rule(BaseModel):
     def task_of_class(self) -> Starts:
         """class_id -> task."""
         return np.repeat(np.arange(len(self.tasks)), [task.classes for task in self.tasks])
-
-    @cached_property
-    def centers(self) -> Array:
-        return np.array([task.center for task in self.tasks])
 
 
 class Verdicts(NamedTuple):
@@ -197,9 +161,8 @@ def threshold(alpha: float) -> float:
 def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
     """All that a decision reads, from what the network says. The graph does the same in its last nodes."""
     logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in NETWORK_NAMES)
-    score = SCORES[rule.score]
-    scores = score.of(logits, distances, rule.starts)
-    p_task = _softmax(score.sharpness * (rule.centers - scores), _WHOLE_ROW)
+    scores = np.minimum.reduceat(distances, rule.starts, axis=1)
+    p_task = _softmax(-rule.sharpness * scores, _WHOLE_ROW)
     p_within_task = _softmax(logits, rule.starts, rule.task_of_class)
     probability = p_within_task * p_task[:, rule.task_of_class]
     return dict(zip(OUTPUT_NAMES, (logits, distances, scores, p_task, p_within_task, probability), strict=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.network import Network
-from serving.decision import TaskRule
 from training.config import RunConfig
 
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
@@ -37,7 +36,8 @@ class Progress:
     phase: str = "features"
     epoch: int = 0
     seconds: float = 0.0
-    rules: tuple[TaskRule, ...] = ()
+    right: dict[str, int] = field(default_factory=dict)
+    """Decision -> how many validation images it put into the right class, each when its task was the newest."""
 
     def finished_features(self) -> int:
         """How many tasks have their features learned and protected."""
@@ -99,7 +99,7 @@ class Checkpoint:
         own = {name.removeprefix(NETWORK): value for name, value in self.tensors.items() if name.startswith(NETWORK)}
         for name, value in own.items():
             # How large these are is known only once a task is learned.
-            if name.startswith(("distances.", "ranges.")):
+            if name.startswith(("detectors.", "ranges.")):
                 owner, _, buffer = name.rpartition(".")
                 setattr(network.get_submodule(owner), buffer, torch.empty_like(value))
         network.load_state_dict(own)

@@ -1,16 +1,14 @@
-"""Step 2 and what follows it: a task's head, its calibration, its class distances and its memory of scores."""
+"""Step 2 and what follows it: a task's head, its calibration, its detectors and its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from models.network import Network, rotations
-from serving.decision import TaskRule, scores_of_task
 from training.augment import Augmentation, eight_views
 from training.config import HeadLearning
 from training.optimizers import set_lr, warmup_cosine
@@ -49,11 +47,15 @@ def fit_head(
 
 
 @torch.no_grad()
-def fit_distances(network: Network, task: int, data: Batchable) -> None:
-    """Class means and covariances in the finished features, from the task's own training images."""
-    live = network.wires.after.live(task)
-    features = [network.rotated_features(data.images(index), task)[:, :, live] for index in _parts(data)]
-    network.distance(task).fit(torch.cat(features, dim=1), data.local_classes)
+def fit_detectors(network: Network, task: int, data: TaskData) -> None:
+    """What the task remembers: shapes of its classes from its training images, scores of its validation images."""
+    seen = zip(*[network.rotated_depths(data.train.images(index), task) for index in _parts(data.train)], strict=True)
+    depths = [torch.cat(parts, dim=1) for parts in seen]
+    head = network.head(task)
+    logits = head.live_part(network.wires.after.live(task)).each_rotation(depths[-1]).mean(dim=0)
+    largest = float((logits * head.scale + head.shift).amax(dim=1).mean())
+    network.detector(task).fit(depths, data.train.local_classes, largest)
+    network.detector(task).remember(task_said(network, task, data.validation.pixels))
 
 
 @torch.no_grad()
@@ -72,9 +74,8 @@ def fit_calibration(network: Network, task: int, data: Batchable) -> None:
     errs on none of a few images from claiming certainty); the shift puts the mean largest logit at zero.
     """
     head = network.head(task)
-    head.scale.fill_(1.0)
-    head.shift.fill_(0.0)
-    logits = torch.cat([network.outputs(data.images(index), task)[0] for index in _parts(data)]).double()
+    seen = [network.rotated_features(data.images(index), task) for index in _parts(data)]
+    logits = torch.cat([head.each_rotation(features).mean(dim=0) for features in seen]).double()
     head.scale.fill_(_temperature_scale(logits, data.local_classes))
     head.shift.fill_(-(logits.amax(dim=1) * head.scale).mean().item())
 
@@ -92,19 +93,14 @@ def _temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
     return float(scales[losses.argmin()])
 
 
-def fit_task_rule(network: Network, task: int, data: Batchable, score: str) -> TaskRule:
-    """The scores of the task's own validation images, which its p-values are ranked among."""
-    logits, distances = task_outputs(network, task, data.pixels)
-    return TaskRule.fit(scores_of_task(score, logits, distances), network.head(task).classes)
-
-
 @torch.no_grad()
-def task_outputs(network: Network, task: int, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """A finished task's logits and distances for uint8 images [n, channels, height, width]."""
+def task_said(network: Network, task: int, pixels: Tensor) -> dict[str, Tensor]:
+    """A finished task's ingredients for uint8 images [n, channels, height, width], each [n, classes]."""
     network.eval()
-    parts = [network.outputs(to_unit(part), task) for part in pixels.split(EVALUATION_BATCH)]
-    logits, distances = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-    return logits, distances
+    parts = [network.said(to_unit(part), task) for part in pixels.split(EVALUATION_BATCH)]
+    return network.detector(task).together(
+        {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    )
 
 
 def _parts(data: Batchable) -> list[slice]:

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from models.network import Network
-from serving.decision import NETWORK_NAMES, Rule, judge
+from models.scores import DECISIONS
+from serving.decision import Rule, judge
 from training import metrics
 from training.checkpoint import RunError, load, read_config
-from training.classifier import task_outputs
 from training.config import RunConfig
 from training.datasets import DataError, Images, Source
+from training.decisions import AUTO, Decider, all_said, choose, make_decider
 from training.device import choose_device, prepare
 from training.report import summary
 from training.sources import Sources
-from training.tasks import to_device
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,20 @@ class Run:
 
     config: RunConfig
     network: Network
-    rule: Rule
+    decider: Decider
     seconds: float
 
+    @property
+    def rule(self) -> Rule:
+        return self.decider.rule
 
-def open_run(folder: Path, device: torch.device) -> Run:
-    """Load a finished run, or say what is missing."""
+    def outputs(self, pixels: NDArray[np.uint8], device: torch.device) -> dict[str, NDArray[Any]]:
+        """What the decision reads, for uint8 images [n, height, width, channels]: every task's columns side by side."""
+        return self.decider.outputs(all_said(self.network, pixels, device))
+
+
+def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
+    """Load a finished run with its own decision or another, or say what is missing."""
     config = read_config(folder)
     checkpoint = load(folder)
     if checkpoint.progress.task < len(config.tasks):
@@ -51,16 +59,8 @@ def open_run(folder: Path, device: torch.device) -> Run:
     network = Network(config.preset.network)
     checkpoint.load_network(network, [len(labels) for labels in config.tasks])
     network.to(device).eval()
-    rule = Rule(alpha=config.preset.alpha, tasks=checkpoint.progress.rules)
-    return Run(config, network, rule, checkpoint.progress.seconds)
-
-
-def all_outputs(network: Network, pixels: NDArray[np.uint8], device: torch.device) -> dict[str, NDArray[Any]]:
-    """What the decision reads, for uint8 images [n, height, width, channels]: every task's columns side by side."""
-    images = to_device(pixels, device)
-    parts = [task_outputs(network, task, images) for task in range(len(network.heads))]
-    every = [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
-    return dict(zip(NETWORK_NAMES, every, strict=True))
+    name = choose(checkpoint.progress.right) if decision == AUTO else decision
+    return Run(config, network, make_decider(network, name, config.preset.alpha), checkpoint.progress.seconds)
 
 
 def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
@@ -75,7 +75,7 @@ def measure(run: Run, sources: Sources, device: torch.device) -> dict[str, Any]:
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
     class_ids = np.array([run.config.labels.index(str(label)) for label in known.labels])
-    outputs = all_outputs(run.network, known.pixels, device)
+    outputs = run.outputs(known.pixels, device)
     verdicts = judge(outputs, run.rule)
     true_task = metrics.task_of(class_ids, run.rule)
     per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
@@ -83,6 +83,7 @@ def measure(run: Run, sources: Sources, device: torch.device) -> dict[str, Any]:
     tasks = range(len(run.config.tasks))
     result: dict[str, Any] = {
         "method": run.config.method,
+        "decision": run.decider.name,
         "preset": run.config.preset.name,
         "seed": run.config.seed,
         "wall_seconds": round(run.seconds, 1),
@@ -100,7 +101,7 @@ def measure(run: Run, sources: Sources, device: torch.device) -> dict[str, Any]:
     }
     if len(unknown):
         result["unknown_images"] = len(unknown)
-        result["unknown"] = metrics.unknown_metrics(outputs, all_outputs(run.network, unknown.pixels, device), run.rule)
+        result["unknown"] = metrics.unknown_metrics(outputs, run.outputs(unknown.pixels, device), run.rule)
     return result
 
 
@@ -109,12 +110,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
+    parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()
     prepare(device)
     try:
-        run = open_run(chosen.run, device)
+        run = open_run(chosen.run, device, chosen.decision)
         result = measure(run, Sources(run.config, chosen.data), device)
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from models.network import Network
-from serving.decision import Rule
 from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, save, write_config, write_json
-from training.classifier import fit_calibration, fit_distances, fit_head, fit_ranges, fit_task_rule
+from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig
 from training.datasets import DataError
+from training.decisions import added, count_right
 from training.device import choose_device, describe, prepare
 from training.evaluate import measure, open_run
 from training.optimizers import make_optimizer
@@ -27,8 +27,6 @@ from training.report import Reporter, summary
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
-
-SCORE = Rule.model_fields["score"].default
 
 
 class Learner:
@@ -80,11 +78,12 @@ class Learner:
         epochs = self._epochs_left(preset.head.epochs, optimizer)
         losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
         self._run(task, data, epochs, losses, optimizer)
-        fit_distances(self.network, task, data.train)
-        fit_ranges(self.network, task, data.train)
         fit_calibration(self.network, task, data.validation)
-        rule = fit_task_rule(self.network, task, data.validation, SCORE)
-        self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, rules=(*self.progress.rules, rule)))
+        seed_everything(self.config.seed, task, "detectors")
+        fit_detectors(self.network, task, data)
+        fit_ranges(self.network, task, data.train)
+        right = added(self.progress.right, count_right(self.network, data.validation, preset.alpha))
+        self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, right=right))
 
     def _epochs_left(self, total: int, optimizer: torch.optim.Optimizer) -> range:
         """The epochs of a phase that are still to run, with the optimiser where it was."""

@@ -1,0 +1,112 @@
+"""How likely an image is under each class of a task, where every class is a few Gaussians."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.heads import ROTATIONS
+
+RANK = 16
+"""Directions in which a component has variances of its own; in all others it has their mean."""
+COMPONENTS = 4
+ENOUGH_IMAGES = 250
+"""A class has a component for every so many training images."""
+SHRINKAGE = 0.1
+POWER_STEPS = 4
+GROUPING_RANK = 24
+
+
+class ClassMixtures(nn.Module):
+    """Negative log-likelihood of every component of every class, per feature, in each rotation.
+
+    Features are first brought to length 1. With the mean m of a component, its largest variances v_r along the axes b_r
+    and the mean u of all others, it is |x - m|^2 / u - sum_r (1 / u - 1 / v_r) (b_r (x - m))^2 + log |covariance|: two
+    matrix products, one for all axes and one for all means.
+    """
+
+    axes: Tensor  # [4, features, components * rank], scaled
+    shifts: Tensor  # [4, 1, components * rank], where the means lie on the axes
+    means: Tensor  # [4, features, components], scaled
+    offsets: Tensor  # [4, 1, components]
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.register_buffer("axes", torch.zeros(ROTATIONS, 0, classes))
+        self.register_buffer("shifts", torch.zeros(ROTATIONS, 1, classes))
+        self.register_buffer("means", torch.zeros(ROTATIONS, 0, classes))
+        self.register_buffer("offsets", torch.zeros(ROTATIONS, 1, classes))
+
+    @property
+    def components(self) -> int:
+        """Of all classes together."""
+        return self.means.shape[2]
+
+    def fit(self, features: Tensor, local_classes: Tensor) -> None:
+        """[4, n, features] of the training images and their classes [n]."""
+        directions = functional.normalize(features, dim=2)
+        fewest = int(torch.bincount(local_classes, minlength=self.classes).min())
+        number = max(1, min(COMPONENTS, fewest // ENOUGH_IMAGES))
+        groups = [
+            own
+            for local_class in range(self.classes)
+            for own in _grouped(directions[:, local_classes == local_class], number)
+        ]
+        self._fit_groups(groups)
+
+    def _fit_groups(self, groups: list[Tensor]) -> None:
+        """[4, n, features] of the images of each component."""
+        count = groups[0].shape[2]
+        means = torch.stack([own.mean(dim=1) for own in groups], dim=1)
+        shapes = [[_shape_of(own[turn] - means[turn, place]) for place, own in enumerate(groups)]
+                  for turn in range(ROTATIONS)]  # fmt: skip
+        axes, levels, volumes = (
+            torch.stack([torch.stack([shape[part] for shape in row]) for row in shapes]) for part in range(3)
+        )
+        levels, volumes = levels.unsqueeze(1), volumes.unsqueeze(1)
+        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(ROTATIONS, 1, -1)
+        self.axes = axes.permute(0, 2, 1, 3).reshape(ROTATIONS, count, -1).contiguous()
+        self.offsets = (1 + means.square().sum(dim=2)).unsqueeze(1) * levels + volumes
+        self.means = (2 * means.transpose(1, 2) * levels).contiguous()
+
+    def each_rotation(self, features: Tensor) -> Tensor:
+        """[4, n, features] -> [4, n, components]."""
+        directions = functional.normalize(features, dim=2)
+        along = torch.bmm(directions, self.axes) - self.shifts
+        explained = along.view(*along.shape[:2], self.components, -1).square().sum(dim=3)
+        return self.offsets - torch.bmm(directions, self.means) - explained
+
+    def nearest(self, likelihoods: Tensor) -> Tensor:
+        """[n, components] -> [n, classes], each class's likeliest component."""
+        return likelihoods.view(len(likelihoods), self.classes, -1).amin(dim=2)
+
+
+def _grouped(directions: Tensor, number: int) -> list[Tensor]:
+    """[4, n, features] of one class -> the same in groups of images that look alike in all rotations."""
+    if number == 1:
+        return [directions]
+    flat = directions.transpose(0, 1).flatten(1)
+    left, lengths, _ = torch.svd_lowrank(flat - flat.mean(dim=0), q=GROUPING_RANK, niter=POWER_STEPS)
+    group = KMeans(number, n_init=4, random_state=0).fit_predict((left * lengths).cpu().numpy())
+    chosen = torch.from_numpy(group).to(directions.device)
+    return [directions[:, chosen == place] for place in range(number)]
+
+
+def _shape_of(residuals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[n, features] around their mean -> scaled axes [features, rank], the weight of the plain squared distance, and
+    the log of the volume, the last two per feature."""
+    samples, count = residuals.shape
+    rank, found = min(RANK, count), min(RANK, count, samples)
+    variance, basis = residuals.new_zeros(rank), residuals.new_zeros(count, rank)
+    _, deviation, axes = torch.svd_lowrank(residuals, q=found, niter=POWER_STEPS)
+    variance[:found], basis[:, :found] = deviation.square() / samples, axes
+    total = residuals.square().sum() / samples
+    sphere = (total / count).clamp(min=1e-12)
+    rest = (total - variance.sum()).clamp(min=0) / (count - rank) if rank < count else sphere
+    rest = (1 - SHRINKAGE) * rest + SHRINKAGE * sphere
+    own = torch.maximum((1 - SHRINKAGE) * variance + SHRINKAGE * sphere, rest)
+    volume = (own.log().sum() + (count - rank) * rest.log()) / count
+    return basis * ((1 / rest - 1 / own) / count).sqrt(), 1 / (rest * count), volume

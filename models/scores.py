@@ -1,0 +1,122 @@
+"""How foreign an image is to each class of a task: scores, and the decisions that are made of them.
+
+One sign throughout: higher is more unknown. A score is a pure function of what a task's network says of an image,
+averaged over the four rotations. Decisions are sums of scores, each standardised by what the score is on the task's own
+validation images, so that tasks which never saw each other's images can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Said = Mapping[str, Tensor]
+"""Ingredient -> [n, classes of the task]."""
+
+INGREDIENTS = ("logits", "tied", "shallow", "deep", "background", "residual")
+TINY, LEAST_SPREAD = 1e-12, 1e-6
+
+
+class Part(NamedTuple):
+    """One score: the ingredients that it reads, and what it makes of them: [n, classes], or [n, 1] for the task."""
+
+    needs: tuple[str, ...]
+    of: Callable[[Said], Tensor]
+
+
+def _energy(said: Said) -> Tensor:
+    return -said["logits"].logsumexp(dim=1, keepdim=True)
+
+
+PARTS: dict[str, Part] = {
+    "max_logit": Part(("logits",), lambda said: -said["logits"]),
+    "max_softmax": Part(("logits",), lambda said: -said["logits"].softmax(dim=1)),
+    "energy": Part(("logits",), _energy),
+    "mahalanobis": Part(("tied",), lambda said: said["tied"].clamp(min=TINY).log()),
+    "relative": Part(("deep", "background"), lambda said: said["deep"] - said["background"]),
+    "vim": Part(("residual", "logits"), lambda said: said["residual"][:, :1] + _energy(said)),
+    "shallow": Part(("shallow",), lambda said: said["shallow"]),
+    "deep": Part(("deep",), lambda said: said["deep"]),
+}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which scores decide, and how."""
+
+    parts: tuple[str, ...]
+    sharpness: float
+    """How fast a task's probability falls with its score: softmax(-sharpness * score) is right as often as it says."""
+    standardised: bool = True
+    """Without it scores are compared as they are, on the head's own logits: the paper's argmax."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The ingredients, in the order of all of them."""
+        wanted = {"logits", *(name for part in self.parts for name in PARTS[part].needs)}
+        return tuple(name for name in INGREDIENTS if name in wanted)
+
+
+DECISIONS: dict[str, Decision] = {
+    "features": Decision(("shallow", "deep"), 3.0),
+    "fused": Decision(("shallow", "deep", "energy"), 3.0),
+    "mahalanobis": Decision(("mahalanobis",), 3.0),
+    "shallow": Decision(("shallow",), 3.0),
+    "deep": Decision(("deep",), 3.0),
+    "relative": Decision(("relative",), 3.0),
+    "vim": Decision(("vim",), 3.0),
+    "energy": Decision(("energy",), 3.0),
+    "max_logit": Decision(("max_logit",), 3.0),
+    "max_softmax": Decision(("max_softmax",), 3.0),
+    # Softmax of log-sum-exps, times softmax within each task: the softmax of all logits side by side.
+    "paper": Decision(("energy",), 1.0, standardised=False),
+}
+
+
+@dataclass(frozen=True)
+class TaskScorer:
+    """One task's side of a decision: numbers that were fixed when the task was learned."""
+
+    decision: Decision
+    classes: int
+    scale: float
+    shift: float
+    weights: tuple[float, ...]
+    bias: float
+
+    def logits(self, said: Said) -> Tensor:
+        """Calibrated, [n, classes]."""
+        return said["logits"] * self.scale + self.shift
+
+    def distances(self, said: Said) -> Tensor:
+        """How foreign the image is to each class, [n, classes]: 0 is usual, 1 a standard deviation more."""
+        calibrated = {**said, "logits": self.logits(said)}
+        parts = [PARTS[name].of(calibrated) for name in self.decision.parts]
+        total = sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+        return total + torch.full_like(said["logits"], self.bias)
+
+    def scores(self, said: Said) -> Tensor:
+        """How foreign the image is to the task, [n]: as foreign as to its nearest class."""
+        exact = {name: values.double() for name, values in said.items()}
+        return self.distances(exact).amin(dim=1)
+
+
+def standardise(decision: Decision, memory: Said, scale: float, shift: float) -> TaskScorer:
+    """Fit a decision to what the task's network said of its own validation images; scale and shift are its head's."""
+    classes = memory["logits"].shape[1]
+    if not decision.standardised:
+        return TaskScorer(decision, classes, 1.0, 0.0, (1.0,) * len(decision.parts), 0.0)
+    weights, bias = [], 0.0
+    for name in decision.parts:
+        own = TaskScorer(Decision((name,), 1.0), classes, scale, shift, (1.0,), 0.0).scores(memory)
+        weights.append(1 / max(float(own.std(correction=0)), LEAST_SPREAD))
+        bias -= weights[-1] * float(own.mean())
+    scores = TaskScorer(decision, classes, scale, shift, tuple(weights), bias).scores(memory)
+    spread, usual = max(float(scores.std(correction=0)), LEAST_SPREAD), float(scores.median())
+    return TaskScorer(
+        decision, classes, scale, shift, tuple(weight / spread for weight in weights), (bias - usual) / spread
+    )

@@ -1,0 +1,87 @@
+"""Which decision a run is served with: every one that its tasks' memories allow, and the one that it chose itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.network import Network
+from models.scores import DECISIONS, Decision, Said, TaskScorer, standardise
+from serving.decision import NETWORK_NAMES, Rule, TaskRule, judge
+from training.classifier import task_said
+from training.tasks import Batchable, to_device
+
+AUTO = "auto"
+"""What the run chose on validation images."""
+CANDIDATES = ("features", "fused", "mahalanobis", "max_logit", "paper")
+"""What a run chooses from, the first of equals."""
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Decider:
+    """A decision with every task's side of it."""
+
+    name: str
+    scorers: tuple[TaskScorer, ...]
+    rule: Rule
+
+    def outputs(self, said: Sequence[Said]) -> dict[str, NDArray[Any]]:
+        """What a decision reads, from what every task says of a batch: columns side by side."""
+        pairs = [(scorer.logits(one), scorer.distances(one)) for scorer, one in zip(self.scorers, said, strict=True)]
+        joined = (torch.cat(columns, dim=1).cpu().numpy() for columns in zip(*pairs, strict=True))
+        return dict(zip(NETWORK_NAMES, joined, strict=True))
+
+
+def make_decider(network: Network, name: str, alpha: float) -> Decider:
+    """Fit a decision to the memories of all tasks learned so far."""
+    if name not in DECISIONS:
+        raise ValueError(f"decision is {name!r}; allowed: {', '.join(DECISIONS)}")
+    decision = DECISIONS[name]
+    scorers, rules = zip(*[_task_side(network, task, decision) for task in range(len(network.heads))], strict=True)
+    return Decider(name, scorers, Rule(score=name, sharpness=decision.sharpness, alpha=alpha, tasks=rules))
+
+
+def _task_side(network: Network, task: int, decision: Decision) -> tuple[TaskScorer, TaskRule]:
+    head, memory = network.head(task), network.detector(task).remembered()
+    scorer = standardise(decision, memory, float(head.scale), float(head.shift))
+    return scorer, TaskRule.fit(scorer.scores(memory).cpu().numpy(), head.classes)
+
+
+def all_said(network: Network, pixels: NDArray[np.uint8], device: torch.device) -> list[dict[str, Tensor]]:
+    """What every task says of uint8 images [n, height, width, channels]."""
+    images = to_device(pixels, device)
+    return [task_said(network, task, images) for task in range(len(network.heads))]
+
+
+def count_right(network: Network, validation: Batchable, alpha: float) -> Counts:
+    """How many validation images of the newest task each candidate would put into the right class of all classes.
+
+    They are true outsiders to all earlier tasks, and are at hand while their own task is learned: so a run can choose
+    its decision without keeping an image, and without ever seeing an unknown.
+    """
+    newest = len(network.heads) - 1
+    said = [task_said(network, task, validation.pixels) for task in range(newest + 1)]
+    right = {}
+    for name in CANDIDATES:
+        decider = make_decider(network, name, alpha)
+        class_ids = decider.rule.columns[newest].start + validation.local_classes.cpu().numpy()
+        right[name] = int((judge(decider.outputs(said), decider.rule).class_id == class_ids).sum())
+    return right
+
+
+def added(before: Mapping[str, int], more: Mapping[str, int]) -> Counts:
+    """Counts of all tasks so far."""
+    return {name: before.get(name, 0) + count for name, count in more.items()}
+
+
+def choose(right: Mapping[str, int]) -> str:
+    """The candidate that was right most often; among equals, and where nothing was counted, the first."""
+    return max(CANDIDATES, key=lambda name: right.get(name, 0))
