@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.distance import ClassDistances
-from models.heads import ROTATIONS, RotationHead
+from models.heads import RotationHead
 from models.network import Network, rotations
 from models.ranges import ActivationRanges
 
@@ -26,9 +26,9 @@ class BakedTask(nn.Module):
         self.ranges = ranges
 
     def forward(self, turned: Tensor) -> tuple[Tensor, Tensor]:
-        """[4 n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
+        """[rotations * n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
         flat = self.body(turned)
-        features = flat.view(ROTATIONS, -1, flat.shape[1])
+        features = flat.view(len(self.head.weight), -1, flat.shape[1])
         return self.head.ensemble(features), self.distance(features)
 
 
@@ -44,7 +44,7 @@ class BakedNetwork(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [n, height, width, channels] -> logits and distances, each [n, classes of all tasks]."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32) / 255
-        turned = rotations((images - self.mean) / self.std)
+        turned = rotations((images - self.mean) / self.std, len(self.baked_tasks[0].head.weight))
         outputs = [task(turned) for task in self.baked_tasks]
         logits, distances = (torch.cat(columns, dim=1) for columns in zip(*outputs, strict=True))
         return logits, distances

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from serving.decision import Outputs, Rule, judge
+from serving.decision import Outputs, Rule, Verdicts, judge
 
 Floats = NDArray[np.floating[Any]]
 Matrix = list[list[float | None]]
 """None where a task has no test images."""
+
+
+class Decision(Protocol):
+    """From what a network says to verdicts: the rule that is served, or another to compare it with."""
+
+    def __call__(
+        self, outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None
+    ) -> Verdicts: ...
 
 
 class UnknownMetrics(TypedDict):
@@ -45,13 +53,13 @@ def _accuracy(right: NDArray[np.bool_]) -> float | None:
     return float(right.mean()) if len(right) else None
 
 
-def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Matrix:
+def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> Matrix:
     """Row i, column k: CIL accuracy on task k's images after task i was learned (k <= i)."""
     true_task = task_of(class_ids, rule)
     rows = []
     for count in range(1, len(rule.tasks) + 1):
         seen = true_task < count
-        verdicts = judge(*first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count))
+        verdicts = decide(*first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count))
         right = verdicts.class_id == class_ids[seen]
         rows.append([_accuracy(right[true_task[seen] == task]) for task in range(count)])
     return rows
@@ -70,11 +78,11 @@ def task_of(class_ids: NDArray[np.integer], rule: Rule) -> NDArray[np.integer]:
     return tasks
 
 
-def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> float:
+def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> float:
     """Accuracy when the task is given."""
     true_task = task_of(class_ids, rule)
     right = [
-        judge(outputs, rule, given_task=task).class_id[true_task == task] == class_ids[true_task == task]
+        decide(outputs, rule, given_task=task).class_id[true_task == task] == class_ids[true_task == task]
         for task in range(len(rule.tasks))
     ]
     return float(np.concatenate(right).mean())
@@ -94,9 +102,9 @@ def task_auroc(task_unknown_score: Floats, true_task: NDArray[np.integer]) -> li
     ]
 
 
-def unknown_metrics(known: Outputs, unknown: Outputs, rule: Rule) -> UnknownMetrics:
+def unknown_metrics(known: Outputs, unknown: Outputs, rule: Rule, decide: Decision = judge) -> UnknownMetrics:
     """AUROC and FPR at 95 % of knowns accepted, and both rates at the rule's own alpha."""
-    on_known, on_unknown = judge(known, rule), judge(unknown, rule)
+    on_known, on_unknown = decide(known, rule), decide(unknown, rule)
     scores = np.concatenate([on_known.unknown_score, on_unknown.unknown_score])
     is_unknown = np.repeat([0, 1], [len(on_known.known), len(on_unknown.known)])
     # As elsewhere in the field: the share of unknowns let through when 95 % of the knowns are.
