@@ -146,7 +146,7 @@ PRESETS: dict[str, Preset] = {
         TINY_IMAGENET_5T,
         TINY_IMAGENET_10T,
         _on_two_cores(CIFAR100_10T, base=16, images_per_class=100, epochs=4),
-        _on_two_cores(CIFAR100_20T, base=16, images_per_class=100, epochs=4),
+        _on_two_cores(CIFAR100_20T, base=16, images_per_class=80, epochs=4),
         _on_two_cores(TINY_IMAGENET_5T, base=16, images_per_class=50, epochs=4),
         _on_two_cores(TINY_IMAGENET_10T, base=16, images_per_class=50, epochs=4),
     )
