@@ -16,7 +16,7 @@ from export import __main__ as export_command
 from export.inspect import inspect
 from models.network import Network
 from models.unit_mask import UnitMask
-from serving.bundle import load_bundle
+from serving.bundle import ImageSpec, load_bundle
 from serving.runtime import Model
 from tests.helpers import FEATURES, adam, random_images, tiny_network, tiny_task
 from training import fit, study
@@ -38,15 +38,14 @@ SYSTEMS = [("hat", "csi"), ("sup", "csi"), ("hat", "ce"), ("sup", "ce")]
 
 
 def toy_preset(patch: pytest.MonkeyPatch) -> None:
-    """The digits up to 4, but few of them, seen by a small network for a short time."""
+    """The digits up to 4, but few and small ones, seen by a small network for a short time."""
     digits = PRESETS["digits"]
-    network = replace(digits.network, base=16, hidden=64, projection=16)
+    image = ImageSpec(height=8, width=8, mode="L")
+    network = replace(digits.network, height=8, width=8, base=16, hidden=64, projection=16)
     features = FeatureLearning(epochs=10, batch_size=16, optimizer="adam", lr=5e-3, warmup_epochs=0)
     head = HeadLearning(epochs=2, batch_size=16, lr=2e-2)
-    toy = replace(
-        digits, network=network, features=features, head=head, images_per_class=60, buffer=40, held_out=("4",)
-    )
-    patch.setitem(PRESETS, "digits", toy)
+    learning = replace(digits, image=image, network=network, features=features, head=head)
+    patch.setitem(PRESETS, "digits", replace(learning, images_per_class=60, buffer=40, held_out=("4",)))
     whole = SOURCES["digits"]
 
     def few(*place: Any) -> Source:
@@ -185,14 +184,14 @@ def test_a_system_learns_the_digits(method: str, loss: str, studied: Path) -> No
     result = json.loads((folder / "metrics.json").read_text())
     assert (result["method"], result["loss"], result["prediction"], result["buffer"]) == (method, loss, "served", 40)
     # Chance is a half, and a quarter.
-    assert result["til_accuracy"] > 0.75
+    assert result["til_accuracy"] > 0.7
     assert result["cil_accuracy"] > 0.5
     assert result["parameters"]["inference"] == result["parameters"]["shared"] + sum(result["parameters"]["per_task"])
     assert read_config(folder).loss == loss
 
 
 @pytest.mark.parametrize("name", [name for name in study.READINGS if name != study.SERVED])
-@pytest.mark.parametrize(("method", "loss"), [("hat", "csi"), ("sup", "ce")])
+@pytest.mark.parametrize(("method", "loss"), [("sup", "csi"), ("hat", "ce")])
 def test_a_run_is_read_in_every_way_without_learning_again(name: str, method: str, loss: str, studied: Path) -> None:
     folder = run_of(studied, method, loss)
     before = (folder / "checkpoint.safetensors").read_bytes()
