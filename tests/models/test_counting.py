@@ -40,14 +40,14 @@ def network_of(name: str, method: str, loss: str = "csi") -> Network:
 def test_hat_with_csi_has_the_papers_numbers(name: str) -> None:
     counts = count_parameters(network_of(name, "hat"))
     assert counts["per_task"][0] / 1e3 == pytest.approx(HAT_CSI_TASK[name], abs=0.06)
-    # The paper's M-5T is a sum of rounded numbers.
-    assert counts["inference"] / 1e6 == pytest.approx(HAT_CSI[name], abs=0.0061)
+    # On M-5T these are 1.064 million, where the paper prints 1.07.
+    assert counts["inference"] / 1e6 == pytest.approx(HAT_CSI[name], abs=0.0061 if name == "mnist-5t" else 0.005)
     assert counts["inference"] == counts["shared"] + sum(counts["per_task"])
 
 
 @pytest.mark.parametrize("name", HAT)
 def test_hat_with_cross_entropy_has_the_papers_numbers(name: str) -> None:
-    assert count_parameters(network_of(name, "hat", "ce"))["inference"] / 1e6 == pytest.approx(HAT[name], abs=0.0061)
+    assert count_parameters(network_of(name, "hat", "ce"))["inference"] / 1e6 == pytest.approx(HAT[name], abs=0.005)
 
 
 @pytest.mark.parametrize("name", SUP_CSI_TASK)
