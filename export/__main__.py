@@ -63,7 +63,7 @@ class Exporter:
         self.folder = folder
         self.evidence = evidence
         self.cascade = choose_cascade(run.network, run.decider, evidence.pixels, cascade)
-        self.name = f"{run.config.preset.name}-{run.config.method}"
+        self.name = f"{run.config.preset.name}-{run.config.system}"
         # Images of nobody's, and what the graphs say of them: the server's self-test.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
         self.verification: dict[str, dict[str, float]] = {}
@@ -92,6 +92,7 @@ class Exporter:
             precision=precision,
             candidates=self.cascade.candidates,
             metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
+            rotations=preset.network.rotations,
         )
         weights = 0
 
@@ -265,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{out}: {manifest.name} version {manifest.version}, {len(manifest.tasks)} tasks "
         f"({sum(task.unchanged for task in manifest.tasks)} unchanged), {len(manifest.labels)} classes, "
         f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, decision {manifest.decision}, "
-        f"{'all tasks see all rotations' if turned is None else f'{turned} tasks see all rotations'}, "
+        f"{'all' if turned is None else turned} tasks see all rotations that were taught, "
         f"graph equals network within {worst:.1g}"
     )
     return 0

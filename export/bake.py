@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from models.detectors import Detectors
-from models.heads import ROTATIONS, RotationHead
+from models.heads import RotationHead
 from models.network import Network, rotations
 from models.ranges import ActivationRanges
 from models.scores import TaskScorer
@@ -36,10 +36,10 @@ class BakedTask(nn.Module):
         self.scorer = scorer
 
     def forward(self, turned: Tensor) -> tuple[Tensor, Tensor]:
-        """[4 n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
+        """[rotations * n, channels, height, width], normalised -> logits and distances, each [n, classes]."""
         maps = self.body[: self.tap.stage + 1](turned)
         features = self.body[self.tap.stage + 1 :](maps)
-        depths = [flat.view(ROTATIONS, -1, flat.shape[1]) for flat in (self.tap.of(maps), features)]
+        depths = [flat.view(len(self.head.weight), -1, flat.shape[1]) for flat in (self.tap.of(maps), features)]
         rotated = {"logits": self.head.each_rotation(depths[-1]), **self.detectors.each_rotation(depths)}
         said = self.detectors.together(rotated)
         return self.scorer.logits(said), self.scorer.distances(said)
@@ -57,7 +57,7 @@ class BakedNetwork(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """uint8 [n, height, width, channels] -> logits and distances, each [n, classes of all tasks]."""
         images = pixels.permute(0, 3, 1, 2).to(torch.float32) / 255
-        turned = rotations((images - self.mean) / self.std)
+        turned = rotations((images - self.mean) / self.std, len(self.baked_tasks[0].head.weight))
         outputs = [task(turned) for task in self.baked_tasks]
         logits, distances = (torch.cat(columns, dim=1) for columns in zip(*outputs, strict=True))
         return logits, distances

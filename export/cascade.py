@@ -30,7 +30,7 @@ ENOUGH_IMAGES = 1000
 
 @dataclass(frozen=True)
 class Rotated:
-    """What every task says of a batch in each rotation: ingredient -> [4, n, columns]."""
+    """What every task says of a batch in each rotation: ingredient -> [rotations, n, columns]."""
 
     network: Network
     decider: Decider
@@ -79,7 +79,9 @@ def agreement(said: Rotated, candidates: int) -> float:
 def choose_cascade(network: Network, decider: Decider, pixels: NDArray[np.uint8], wanted: str) -> Cascade:
     """How many tasks see an image turned: `wanted` is on, off, or auto (on if that is shown to change nothing)."""
     tasks, off = len(decider.scorers), Cascade(candidates=None, agreement=None, images=0)
-    if wanted == "off" or tasks == 1:
+    if network.config.rotations == 1 and wanted == "on":
+        raise ValueError("--cascade on: this network sees no rotated image, so there is none to leave out")
+    if wanted == "off" or tasks == 1 or network.config.rotations == 1:
         return off
     if wanted == "on" and not len(pixels):
         raise ValueError("--cascade on: no validation image is at hand to show it by; --data says where they are")

@@ -42,6 +42,8 @@ class GraphPlan:
     candidates: int | None
     """How many tasks see the rotated images; None: all of them."""
     metadata: dict[str, str]
+    rotations: int = ROTATIONS
+    """How many rotations of an image the network sees."""
 
 
 class _Said(NamedTuple):
@@ -58,8 +60,9 @@ def write_graph(folder: Path, bake: Callable[[int], BakedTask], plan: GraphPlan)
     body = _body(writer, plan)
     images = body.pixels(INPUT_NAME)
     if plan.candidates is None:
-        turned = writer.add("Concat", "pixels/rotations", [images, *_turned(writer, images)], axis=0)
-        said = [_task(writer, body, f"task{task}", bake(task), turned) for task in range(len(plan.rule.tasks))]
+        if plan.rotations == ROTATIONS:
+            images = writer.add("Concat", "pixels/rotations", [images, *_turned(writer, images)], axis=0)
+        said = [_task(writer, body, f"task{task}", bake(task), images) for task in range(len(plan.rule.tasks))]
     else:
         said = _cascade(writer, body, bake, images, plan)
     for name, parts in zip((*OUTPUT_NAMES[:2], FEATURES), zip(*said, strict=True), strict=True):
@@ -100,7 +103,7 @@ def _flip(writer: GraphWriter, path: str, images: str, axes: list[int]) -> str:
 
 def _task(writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: str) -> _Said:
     """All that a task says of images that it sees in all rotations."""
-    rotated, directions = _ingredients(writer, body, path, task, turned, slice(0, ROTATIONS))
+    rotated, directions = _ingredients(writer, body, path, task, turned, slice(0, len(task.head.weight)))
     means = {
         name: writer.add("ReduceMean", f"{path}/{name}/mean", [values, writer.constant("first_axis", [0])], keepdims=0)
         for name, values in rotated.items()

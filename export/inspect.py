@@ -52,6 +52,8 @@ class Inspection(NamedTuple):
 
     parts: list[Part]
     milliseconds: dict[str, float]
+    rotations: int
+    """In how many of them a task sees an image."""
 
 
 class _Layer(NamedTuple):
@@ -68,6 +70,7 @@ def inspect(bundle: Bundle) -> Inspection:
     manifest, one = bundle.manifest, np.ascontiguousarray(bundle.golden.pixels[:1])
     tasks, latencies = range(len(manifest.tasks)), {}
     layers: list[list[_Layer]] = []
+    turns = False
     alone: dict[str, list[float]] = {}
     for precision in manifest.precisions:
         model = Model.load(bundle.path, provider="cpu", precision=precision)
@@ -76,18 +79,23 @@ def inspect(bundle: Bundle) -> Inspection:
         shapes = _without_weights(bundle, precision)
         if precision == EXACT:
             layers = [list(_layers(shapes, task)) for task in tasks]
+            turns = any(node.name.startswith("pixels/turned") for node in shapes.graph.node)
         alone[precision] = [_task_latency(bundle, shapes, task, one) for task in tasks]
-    parts = [_part(manifest, task, layers[task], {key: each[task] for key, each in alone.items()}) for task in tasks]
-    return Inspection(parts, latencies)
+    rotations = ROTATIONS if turns else 1
+    parts = [
+        _part(manifest, task, layers[task], rotations, {key: each[task] for key, each in alone.items()})
+        for task in tasks
+    ]
+    return Inspection(parts, latencies, rotations)
 
 
-def _part(manifest: Manifest, task: int, layers: list[_Layer], milliseconds: dict[str, float]) -> Part:
+def _part(manifest: Manifest, task: int, layers: list[_Layer], rotations: int, milliseconds: dict[str, float]) -> Part:
     info = manifest.tasks[task]
     owned = {precision: manifest.files.get(part_name(f"task{task}", precision)) for precision in manifest.precisions}
     return Part(
         labels=info.labels,
         units=tuple(layer.units for layer in layers if not layer.aligns),
-        macs=ROTATIONS * sum(layer.macs for layer in layers),
+        macs=rotations * sum(layer.macs for layer in layers),
         stored_bytes={precision: file.size if file else 0 for precision, file in owned.items()},
         milliseconds=milliseconds,
         unchanged=info.unchanged,
@@ -161,15 +169,17 @@ def show(bundle: Bundle, found: Inspection) -> None:
         else f"goes on from version {manifest.before}: {unchanged} of {len(manifest.tasks)} tasks are unchanged",
         highlight=False,
     )
-    console.print(_cascade(manifest), highlight=False)
+    console.print(_cascade(manifest, found.rotations), highlight=False)
     console.print(_tasks(found.parts))
     console.print(_costs(manifest, found))
     console.print(_verification(manifest))
 
 
-def _cascade(manifest: Manifest) -> str:
+def _cascade(manifest: Manifest, rotations: int) -> str:
     cascade, tasks = manifest.cascade, len(manifest.tasks)
-    if cascade.candidates is None:
+    if rotations == 1:
+        said = f"no rotations were taught: every task sees an image upright, {tasks} views"
+    elif cascade.candidates is None:
         said = f"no cascade: every task sees an image in all rotations, {ROTATIONS * tasks} views"
     else:
         views = tasks + (ROTATIONS - 1) * cascade.candidates

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from export.bake import BakedTask
 from export.writer import GraphWriter
-from models.heads import ROTATIONS
 from models.mixtures import ClassMixtures
 from models.scores import TINY
 
@@ -17,7 +16,7 @@ DEPTHS = ("shallow", "deep")
 
 
 class IngredientWriter:
-    """Writes what one task's decision reads, for some of the four rotations, and nothing else."""
+    """Writes what one task's decision reads, for some of its rotations, and nothing else."""
 
     def __init__(
         self, writer: GraphWriter, path: str, task: BakedTask, depths: Mapping[str, str], rotations: slice
@@ -47,10 +46,10 @@ class IngredientWriter:
         return self._writer.add(kind, f"{self._path}/{path}", inputs, **attributes)
 
     def _constant(self, name: str, values: Tensor) -> str:
-        """The rotations in question of values [4, ...]; all four are stored."""
+        """The rotations in question of values [rotations, ...]; all are stored."""
         writer, (start, stop) = self._writer, (self._rotations.start, self._rotations.stop)
         whole = writer.constant(f"{self._path}/{name}", values)
-        if stop - start == ROTATIONS:
+        if stop - start == len(values):
             return whole
         names = [writer.constant(f"rotation_{number}", [number]) for number in (start, stop, 0)]
         return writer.add_constant("Slice", f"{whole}/{start}", [whole, *names])

@@ -38,6 +38,9 @@ class _Gated(TaskLayer):
         if self.bias is not None:
             yield self.bias, self.wires.after.taken
 
+    def shared_numbers(self) -> int:
+        return self.weight.numel() + (0 if self.bias is None else self.bias.numel())
+
     def live_weight(self, task: int) -> Tensor:
         """The weights between the units that a finished task uses."""
         return self.wires.live_part(self.weight.detach(), task)

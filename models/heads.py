@@ -18,33 +18,33 @@ ROTATIONS = 4
 class RotationHead(nn.Module):
     """One linear layer a rotation: an image turned by r * 90 degrees is scored by the r-th.
 
-    `scale` and `shift` are the task's calibration.
+    A network that was taught no rotations has one, for upright images. `scale` and `shift` are the task's calibration.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, features: int, classes: int) -> None:
+    def __init__(self, features: int, classes: int, rotations: int = ROTATIONS) -> None:
         super().__init__()
         self.classes = classes
-        self.weight = nn.Parameter(torch.empty(ROTATIONS, features, classes))
-        self.bias = nn.Parameter(torch.zeros(ROTATIONS, 1, classes))
+        self.weight = nn.Parameter(torch.empty(rotations, features, classes))
+        self.bias = nn.Parameter(torch.zeros(rotations, 1, classes))
         nn.init.normal_(self.weight, std=0.01)
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("shift", torch.zeros(()))
 
     def all_logits(self, features: Tensor) -> Tensor:
-        """[n, features] -> [n, 4 * classes]: class c under rotation r stands at r * classes + c (step 2)."""
+        """[n, features] -> [n, rotations * classes]: class c under rotation r stands at r * classes + c."""
         logits = torch.einsum("nf,rfc->nrc", features, self.weight) + self.bias.transpose(0, 1)
         return logits.flatten(1)
 
     def each_rotation(self, features: Tensor) -> Tensor:
-        """[4, n, features] -> [4, n, classes], the logits of each rotation, before calibration."""
+        """[rotations, n, features] -> [rotations, n, classes], the logits as they were learned (the paper's f)."""
         return torch.bmm(features, self.weight) + self.bias
 
     def live_part(self, live: Tensor) -> RotationHead:
         """The same head on the features that the task uses; the others are zero and say nothing."""
-        part = RotationHead(len(live), self.classes).to(self.weight.device)
+        part = RotationHead(len(live), self.classes, len(self.weight)).to(self.weight.device)
         part.load_state_dict({**self.state_dict(), "weight": self.weight.detach()[:, live]})
         return part
 

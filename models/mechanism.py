@@ -10,7 +10,7 @@ from models.gated import GatedConv2d, GatedLinear
 from models.task_layer import Selection
 from models.task_norm import TaskNorm
 from models.unit_mask import UnitMask, Units
-from models.weight_mask import MaskedConv2d, MaskedLinear, spread_density
+from models.weight_mask import MaskedConv2d, MaskedLinear, spread_density, spread_links
 
 Conv = GatedConv2d | MaskedConv2d
 Linear = GatedLinear | MaskedLinear
@@ -58,12 +58,13 @@ class Hat:
 class Sup:
     """Masks on weights that never change at all; units are open to every task."""
 
-    def __init__(self, density: float) -> None:
+    def __init__(self, density: float, links: float = 0.0) -> None:
         if not 0 < density <= 1:
             raise ValueError(f"density is {density}; allowed: above 0 and up to 1, such as 0.32")
         self.selection = Selection()
         self.masks = nn.ModuleList()
         self.density = density
+        self.links = links
         self._layers: list[MaskedConv2d | MaskedLinear] = []
 
     def units(self, channels: int) -> Units:
@@ -87,13 +88,16 @@ class Sup:
         return TaskNorm(after, self.selection, affine=False)
 
     def wired(self) -> None:
-        spread_density(self._layers, self.density)
+        if self.links:
+            spread_links(self._layers, self.links)
+        else:
+            spread_density(self._layers, self.density)
 
 
-def make_mechanism(method: str, density: float = 0.32) -> Mechanism:
+def make_mechanism(method: str, density: float = 0.32, links: float = 0.0) -> Mechanism:
     """`hat` or `sup`."""
     if method == "hat":
         return Hat()
     if method == "sup":
-        return Sup(density)
+        return Sup(density, links)
     raise ValueError(f"method is {method!r}; allowed: hat, sup")

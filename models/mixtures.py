@@ -59,16 +59,16 @@ class ClassMixtures(nn.Module):
 
     def _fit_groups(self, groups: list[Tensor]) -> None:
         """[4, n, features] of the images of each component."""
-        count = groups[0].shape[2]
+        turns, _, count = groups[0].shape
         means = torch.stack([own.mean(dim=1) for own in groups], dim=1)
         shapes = [[_shape_of(own[turn] - means[turn, place]) for place, own in enumerate(groups)]
-                  for turn in range(ROTATIONS)]  # fmt: skip
+                  for turn in range(turns)]  # fmt: skip
         axes, levels, volumes = (
             torch.stack([torch.stack([shape[part] for shape in row]) for row in shapes]) for part in range(3)
         )
         levels, volumes = levels.unsqueeze(1), volumes.unsqueeze(1)
-        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(ROTATIONS, 1, -1)
-        self.axes = axes.permute(0, 2, 1, 3).reshape(ROTATIONS, count, -1).contiguous()
+        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(turns, 1, -1)
+        self.axes = axes.permute(0, 2, 1, 3).reshape(turns, count, -1).contiguous()
         self.offsets = (1 + means.square().sum(dim=2)).unsqueeze(1) * levels + volumes
         self.means = (2 * means.transpose(1, 2) * levels).contiguous()
 

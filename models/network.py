@@ -35,13 +35,20 @@ class NetworkConfig:
     padded: bool = True
     dropout: float = 0.0
     projection: int = 128
+    """Dimensions of the contrastive loss; 0 for a network that is learned without it."""
     density: float = 0.32
+    links: float = 0.0
+    """Of Sup, instead of an overall density: a layer keeps so many weights a unit before and after it, at most half."""
+    rotations: int = ROTATIONS
+    """How many rotations of an image it sees: all four, or 1 where none was taught."""
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
             raise ValueError(f"backbone is {self.backbone!r}; allowed: {', '.join(BACKBONES)}")
         if self.std <= 0:
             raise ValueError(f"std is {self.std}; allowed: above 0")
+        if self.rotations not in (1, ROTATIONS):
+            raise ValueError(f"rotations is {self.rotations}; allowed: 1, {ROTATIONS}")
 
 
 BACKBONES = ("convnet", "resnet18")
@@ -53,7 +60,7 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        make = make_mechanism(config.method, config.density)
+        make = make_mechanism(config.method, config.density, config.links)
         pixels, image_size = Units(config.channels), (config.height, config.width)
         if config.backbone == "convnet":
             self.body, units, self.tap = convnet(
@@ -70,7 +77,7 @@ class Network(nn.Module):
         else:
             self.body, units, self.tap = resnet18(make, pixels, image_size, width=config.base)
         self.wires = Wires(pixels, units)
-        self.projection = Projection(make, units, config.projection, make.selection)
+        self.projection = Projection(make, units, config.projection, make.selection) if config.projection else None
         make.wired()
         self.masks = make.masks
         self.heads = nn.ModuleList()
@@ -83,7 +90,7 @@ class Network(nn.Module):
         for layer in self.task_layers():
             layer.grow()
         device = next(self.parameters()).device
-        self.heads.append(RotationHead(self.wires.after.channels, classes).to(device))
+        self.heads.append(RotationHead(self.wires.after.channels, classes, self.config.rotations).to(device))
         self.detectors.append(Detectors(classes).to(device))
         self.ranges.append(ActivationRanges().to(device))
         return len(self.heads) - 1
@@ -109,25 +116,35 @@ class Network(nn.Module):
 
     def project(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
         """Unit vectors for the contrastive loss."""
+        if self.projection is None:
+            raise ValueError("a network with projection=0 has no contrastive loss")
         vectors: Tensor = self.projection(self.features(images, task, sharpness))
         return vectors
 
     def rotated_features(self, images: Tensor, task: int) -> Tensor:
-        """[n, ...] -> [4, n, features]: what a finished task sees in each rotation of the images."""
-        return self.features(rotations(images), task).view(ROTATIONS, len(images), -1)
+        """[n, ...] -> [rotations, n, features]: what a finished task sees in each rotation of the images."""
+        return self.features(self.turned(images), task).view(self.config.rotations, len(images), -1)
+
+    def turned(self, images: Tensor) -> Tensor:
+        """[n, ...] -> [rotations * n, ...]: the images in every rotation that the network sees."""
+        return rotations(images, self.config.rotations)
+
+    def logits(self, images: Tensor, task: int) -> Tensor:
+        """A finished task's logits [n, classes] as they were learned, before any calibration (the paper's f)."""
+        return self.head(task).each_rotation(self.rotated_features(images, task)).mean(dim=0)
 
     def rotated_depths(self, images: Tensor, task: int) -> list[Tensor]:
-        """[n, ...] -> [4, n, live features], what a finished task sees: half-way at the tap, and at the end."""
+        """[n, ...] -> [rotations, n, live features], what a finished task sees: half-way at the tap, and at the end."""
         self._selection.task, self._selection.sharpness = task, None
         half, rest = self.body[: self.tap.stage + 1], self.body[self.tap.stage + 1 :]
-        maps: Tensor = half(self.normalised(rotations(images)))
+        maps: Tensor = half(self.normalised(self.turned(images)))
         wires = half[-1].wires
         assert isinstance(wires, Wires)
         depths = (self.tap.of(maps[:, wires.after.live(task)]), rest(maps)[:, self.wires.after.live(task)])
-        return [features.view(ROTATIONS, len(images), -1) for features in depths]
+        return [features.view(self.config.rotations, len(images), -1) for features in depths]
 
     def said(self, images: Tensor, task: int) -> dict[str, Tensor]:
-        """All that a finished task says of images in each rotation, ingredient -> [4, n, columns]."""
+        """All that a finished task says of images in each rotation, ingredient -> [rotations, n, columns]."""
         depths = self.rotated_depths(images, task)
         head = self.head(task).live_part(self.wires.after.live(task))
         return {"logits": head.each_rotation(depths[-1]), **self.detector(task).each_rotation(depths)}
@@ -154,10 +171,11 @@ class Network(nn.Module):
         return [module for module in self.masks if isinstance(module, UnitMask)]
 
     def trainable(self, task: int) -> list[nn.Parameter]:
-        """What step 1 of learning the task may change."""
-        return [parameter for layer in self.task_layers() for parameter in layer.trainable(task)]
+        """What step 1 of learning the task may change; without a projection the head learns together with the body."""
+        body = [parameter for layer in self.task_layers() for parameter in layer.trainable(task)]
+        return body if self.projection is not None else [*body, *self.head(task).parameters()]
 
 
-def rotations(images: Tensor) -> Tensor:
-    """[n, channels, height, width] -> [4 * n, ...]: all images unrotated, then all by 90 degrees, and so on."""
-    return torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(ROTATIONS)])
+def rotations(images: Tensor, count: int = ROTATIONS) -> Tensor:
+    """[n, channels, height, width] -> [count * n, ...]: all images unrotated, then all by 90 degrees, and so on."""
+    return torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(count)])

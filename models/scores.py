@@ -53,6 +53,8 @@ class Decision:
     """How fast a task's probability falls with its score: softmax(-sharpness * score) is right as often as it says."""
     standardised: bool = True
     """Without it scores are compared as they are, on the head's own logits: the paper's argmax."""
+    corrected: bool = False
+    """On logits that were corrected on a buffer: the paper's +c."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -74,6 +76,7 @@ DECISIONS: dict[str, Decision] = {
     "max_softmax": Decision(("max_softmax",), 3.0),
     # Softmax of log-sum-exps, times softmax within each task: the softmax of all logits side by side.
     "paper": Decision(("energy",), 1.0, standardised=False),
+    "paper+c": Decision(("energy",), 1.0, standardised=False, corrected=True),
 }
 
 
@@ -106,10 +109,11 @@ class TaskScorer:
 
 
 def standardise(decision: Decision, memory: Said, scale: float, shift: float) -> TaskScorer:
-    """Fit a decision to what the task's network said of its own validation images; scale and shift are its head's."""
+    """Fit a decision to what the task's network said of its own validation images, calibrated by scale and shift."""
     classes = memory["logits"].shape[1]
     if not decision.standardised:
-        return TaskScorer(decision, classes, 1.0, 0.0, (1.0,) * len(decision.parts), 0.0)
+        factor, offset = (scale, shift) if decision.corrected else (1.0, 0.0)
+        return TaskScorer(decision, classes, factor, offset, (1.0,) * len(decision.parts), 0.0)
     weights, bias = [], 0.0
     for name in decision.parts:
         own = TaskScorer(Decision((name,), 1.0), classes, scale, shift, (1.0,), 0.0).scores(memory)

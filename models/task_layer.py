@@ -33,5 +33,13 @@ class TaskLayer(nn.Module):
         """Shared parameters with the entries (True) that finished tasks depend on."""
         yield from ()
 
+    def shared_numbers(self) -> int:
+        """How many numbers of this layer all tasks read."""
+        return 0
+
+    def task_numbers(self) -> int:
+        """How many numbers of this layer each task has for itself when it answers."""
+        return 0
+
     def finish(self, task: int) -> None:
         """The task is learned: fix what it uses."""

@@ -34,6 +34,10 @@ class TaskNorm(TaskLayer):
     def trainable(self, task: int) -> Iterator[nn.Parameter]:
         yield from self.of(task).parameters()
 
+    def task_numbers(self) -> int:
+        """A scale and a shift for each unit: those that were learned, or those that statistics amount to."""
+        return 2 * self.wires.after.channels
+
     def of(self, task: int) -> nn.BatchNorm2d:
         norm = self.norms[task]
         assert isinstance(norm, nn.BatchNorm2d)

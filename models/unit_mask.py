@@ -65,6 +65,9 @@ class UnitMask(Units):
     def trainable(self, task: int) -> Iterator[nn.Parameter]:
         yield self.logits[task]
 
+    def task_numbers(self) -> int:
+        return self.channels
+
     def gate(self) -> Tensor:
         logit: Tensor = self.logits[self.selection.task]
         if self.selection.sharpness is None:

@@ -71,6 +71,10 @@ class _Masked(TaskLayer):
         """Kaiming's standard deviation for the weights that stay."""
         return math.sqrt(2 / (math.prod(self.shape[1:]) * self.density))
 
+    def task_numbers(self) -> int:
+        """The weights that a task keeps; what it does not keep need not be there when it answers."""
+        return self.keep
+
     def grow(self) -> None:
         fresh = torch.empty(self.shape, device=self.signs.device)
         nn.init.kaiming_uniform_(fresh, a=math.sqrt(5))
@@ -145,3 +149,9 @@ def spread_density(layers: Sequence[_Masked], overall: float) -> None:
         dense |= full
     for i, layer in enumerate(layers):
         layer.density = 1.0 if i in dense else factor * rates[i]
+
+
+def spread_links(layers: Sequence[_Masked], links: float) -> None:
+    """Let each layer keep `links` weights for every unit before and after it, but no more than half of its weights."""
+    for layer in layers:
+        layer.density = min(0.5, links * (layer.shape[0] + layer.shape[1]) / math.prod(layer.shape))

@@ -21,8 +21,9 @@ from training import fit
 from training.augment import Augmentation
 from training.checkpoint import CURRENT
 from training.classifier import fit_calibration, fit_distances, fit_head
-from training.config import PRESETS, FeatureLearning, HeadLearning, Preset
+from training.config import FeatureLearning, HeadLearning, Preset
 from training.datasets import SOURCES, Images, Source
+from training.presets import PRESETS
 from training.representation import learn_features
 from training.tasks import Batchable, TaskData
 

@@ -1,4 +1,4 @@
-"""The two views of contrastive learning: every image of a batch is changed in its own way, on its device, at once."""
+"""The views that are learned from: every image of a batch is changed in its own way, on its device, at once."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ def eight_views(images: Tensor, local_classes: Tensor, classes: int, how: Augmen
     turned = rotations(views)
     turn = torch.arange(4, device=images.device).repeat_interleave(len(views))
     return augment(turned, how), turn * classes + local_classes.repeat(8)
+
+
+def standard_view(images: Tensor, how: Augmentation) -> Tensor:
+    """[n] images -> [n]: each moved by up to an eighth of its side and perhaps mirrored, as cross-entropy wants it."""
+    count, _, height, width = images.shape
+    margin = max(height, width) // 8
+    padded = functional.pad(images, [margin] * 4)
+    down, right = (torch.randint(2 * margin + 1, (count, 1), device=images.device) for _ in range(2))
+    rows = down + torch.arange(height, device=images.device)
+    columns = right + torch.arange(width, device=images.device)
+    if how.flip:
+        mirrored = torch.rand(count, 1, device=images.device) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    number = torch.arange(count, device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[number, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
 def augment(images: Tensor, how: Augmentation) -> Tensor:

@@ -17,11 +17,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models.network import Network
+from training.buffer import Buffer
+from training.calibration import Correction
 from training.config import RunConfig
 
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
 METRICS = "metrics.json"
-NETWORK, OPTIMIZER = "network.", "optimizer."
+NETWORK, OPTIMIZER, BUFFER = "network.", "optimizer.", "buffer."
 
 
 class RunError(Exception):
@@ -38,6 +40,8 @@ class Progress:
     seconds: float = 0.0
     right: dict[str, int] = field(default_factory=dict)
     """Decision -> how many validation images it put into the right class, each when its task was the newest."""
+    corrections: tuple[tuple[Correction, ...], ...] = ()
+    """Of a run with a buffer: every task's correction, as fitted after each task."""
 
     def finished_features(self) -> int:
         """How many tasks have their features learned and protected."""
@@ -63,13 +67,21 @@ def read_config(folder: Path) -> RunConfig:
         raise RunError(f"{folder / CONFIG}: {error}") from error
 
 
-def save(folder: Path, network: Network, optimizer: torch.optim.Optimizer | None, progress: Progress) -> None:
+def save(
+    folder: Path,
+    network: Network,
+    optimizer: torch.optim.Optimizer | None,
+    progress: Progress,
+    buffer: Buffer | None = None,
+) -> None:
     """Write the checkpoint; the one before it stays beside it until the next."""
     tensors = {NETWORK + name: value for name, value in network.state_dict().items()}
     if optimizer is not None:
         for number, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 tensors[f"{OPTIMIZER}{number}.{name}"] = torch.as_tensor(value)
+    if buffer is not None:
+        tensors |= {f"{BUFFER}pixels": buffer.pixels, f"{BUFFER}class_ids": buffer.class_ids}
     temporary = folder / f".{CURRENT}.new"
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(contiguous, temporary, metadata={"progress": _PROGRESS.dump_json(progress).decode()})
@@ -103,6 +115,12 @@ class Checkpoint:
                 owner, _, buffer = name.rpartition(".")
                 setattr(network.get_submodule(owner), buffer, torch.empty_like(value))
         network.load_state_dict(own)
+
+    def buffer(self) -> Buffer | None:
+        """The kept images, in a run that keeps some."""
+        if f"{BUFFER}pixels" not in self.tensors:
+            return None
+        return Buffer(self.tensors[f"{BUFFER}pixels"], self.tensors[f"{BUFFER}class_ids"])
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         state: dict[int, dict[str, Tensor]] = {}

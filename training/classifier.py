@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.network import Network, rotations
+from models.network import Network
 from training.augment import Augmentation, eight_views
 from training.config import HeadLearning
-from training.optimizers import set_lr, warmup_cosine
+from training.optimizers import set_lr, tenfold_steps, warmup_cosine
 from training.representation import batches
 from training.tasks import Batchable, TaskData, to_unit
 
@@ -34,7 +34,9 @@ def fit_head(
     for epoch in epochs:
         total = 0.0
         for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
-            set_lr(optimizer, how.lr * warmup_cosine((epoch + (batch + 0.5) / count) / how.epochs, 0))
+            progress = (epoch + (batch + 0.5) / count) / how.epochs
+            share = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
+            set_lr(optimizer, how.lr * share)
             turned, turned_classes = eight_views(images, classes, data.classes, views)
             with torch.no_grad():
                 features = network.features(turned, task)
@@ -60,9 +62,9 @@ def fit_detectors(network: Network, task: int, data: TaskData) -> None:
 
 @torch.no_grad()
 def fit_ranges(network: Network, task: int, data: Batchable) -> None:
-    """The extremes of every layer's activations on the task's own training images, in all four rotations."""
+    """The extremes of every layer's activations on the task's own training images, in every rotation it sees."""
     body = network.baked_body(task).to(data.pixels.device)
-    turned = (rotations(network.normalised(data.images(index))) for index in _parts(data))
+    turned = (network.turned(network.normalised(data.images(index))) for index in _parts(data))
     network.activation_ranges(task).record(body, turned)
 
 

@@ -1,8 +1,8 @@
-"""Presets: everything that a run is made of, frozen and checked when it is written down."""
+"""Everything that a run is made of, frozen and checked when it is written down."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from models.network import NetworkConfig
@@ -10,11 +10,13 @@ from serving.bundle import ImageSpec
 from training.augment import Augmentation
 
 METHODS = ("hat", "sup")
+LOSSES = ("csi", "ce")
+"""CSI's two steps, or plain cross-entropy: the paper's baselines."""
 
 
 @dataclass(frozen=True)
 class FeatureLearning:
-    """Step 1: the supervised contrastive loss on the body and its masks."""
+    """Step 1: the body and its masks, by CSI's contrastive loss, or with the head by cross-entropy."""
 
     epochs: int
     batch_size: int
@@ -25,6 +27,9 @@ class FeatureLearning:
     max_sharpness: float = 700.0
     sparsity_first: float = 0.25
     sparsity_later: float = 0.1
+    loss: Literal["csi", "ce"] = "csi"
+    warmup_start: float = 0.0
+    """The share of `lr` that warming up starts from."""
 
     def __post_init__(self) -> None:
         _positive(self, "epochs", "batch_size", "lr", "temperature", "max_sharpness")
@@ -32,11 +37,14 @@ class FeatureLearning:
 
 @dataclass(frozen=True)
 class HeadLearning:
-    """Step 2: a linear classifier of classes and rotations on the frozen features."""
+    """Step 2: a linear classifier of classes and rotations on the frozen features; cross-entropy has no use for it."""
 
     epochs: int
     batch_size: int
     lr: float
+    optimizer: Literal["adam", "sgd"] = "adam"
+    milestones: tuple[float, ...] = ()
+    """After these shares of the epochs the learning rate falls tenfold; with none of them it follows a cosine."""
 
     def __post_init__(self) -> None:
         _positive(self, "epochs", "batch_size", "lr")
@@ -58,12 +66,20 @@ class Preset:
     images_per_class: int | None = None
     validation_share: float = 0.1
     alpha: float = 0.05
+    buffer: int = 200
+    """How many images --buffer keeps if it is not told."""
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share is {self.validation_share}; allowed: between 0 and 1, such as 0.1")
         if self.image.shape != (self.network.height, self.network.width, self.network.channels):
             raise ValueError(f"images are {self.image.shape}, but the network was built for other ones")
+        seen, vectors = self.network.rotations, self.network.projection
+        if (self.features.loss == "csi") != (seen > 1) or (self.features.loss == "csi") != (vectors > 0):
+            raise ValueError(
+                f"loss is {self.features.loss!r} with {seen} rotations and a projection to {vectors} dimensions; "
+                "allowed: 'csi' with 4 and some, 'ce' with 1 and none"
+            )
 
 
 Tasks = tuple[tuple[str, ...], ...]
@@ -94,9 +110,15 @@ class RunConfig:
     preset: Preset
     seed: int
     lessons: tuple[Lesson, ...]
+    buffer: int = 0
+    """How many training images are kept to correct tasks by (the paper's +c); 0: none is stored."""
 
     def __post_init__(self) -> None:
+        if self.buffer < 0:
+            raise ValueError(f"buffer is {self.buffer}; allowed: 0 or more images")
         labels = self.labels
+        if 0 < self.buffer < len(labels):
+            raise ValueError(f"a buffer of {self.buffer} images cannot hold one of each of {len(labels)} classes")
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"each class belongs to one task; given twice: {', '.join(twice)}")
@@ -121,79 +143,22 @@ class RunConfig:
     def method(self) -> str:
         return self.preset.network.method
 
+    @property
+    def loss(self) -> str:
+        return self.preset.features.loss
+
+    @property
+    def system(self) -> str:
+        """The method in a file name: hat, hat-ce and so on."""
+        return self.method if self.loss == "csi" else f"{self.method}-{self.loss}"
+
+
+def system_title(method: str, loss: str) -> str:
+    """The method as the paper names it: HAT+CSI, or HAT with cross-entropy alone."""
+    return f"{method.upper()}+CSI" if loss == "csi" else method.upper()
+
 
 def _positive(settings: object, *names: str) -> None:
     for name in names:
         if (value := getattr(settings, name)) <= 0:
             raise ValueError(f"{type(settings).__name__}.{name} is {value}; allowed: above 0")
-
-
-def _image(side: int, mode: Literal["L", "RGB"]) -> ImageSpec:
-    return ImageSpec(height=side, width=side, mode=mode)
-
-
-def _convnet(side: int, base: int, hidden: int, **more: float | bool) -> NetworkConfig:
-    shape = {"height": side, "width": side, "channels": 1, "mean": 0.0, "std": 0.5}
-    return NetworkConfig(method="hat", backbone="convnet", base=base, hidden=hidden, **shape, **more)  # type: ignore[arg-type]
-
-
-def _resnet(side: int, base: int) -> NetworkConfig:
-    shape = {"height": side, "width": side, "channels": 3, "mean": 0.5, "std": 0.25}
-    return NetworkConfig(method="hat", backbone="resnet18", base=base, **shape)  # type: ignore[arg-type]
-
-
-DIGIT_VIEWS = Augmentation(crop_area=(0.6, 1.0), tilt_degrees=10.0, flip=False, saturation=0.0, hue=0.0)
-"""A digit stays the digit it is: no mirror, no deep crop."""
-
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset(
-            name="digits",
-            dataset="digits",
-            image=_image(16, "L"),
-            network=_convnet(16, base=32, hidden=128),
-            features=FeatureLearning(epochs=20, batch_size=32, optimizer="adam", lr=3e-3, warmup_epochs=2),
-            head=HeadLearning(epochs=20, batch_size=32, lr=1e-2),
-            augmentation=DIGIT_VIEWS,
-            held_out=("8", "9"),
-            validation_share=0.2,
-        ),
-        Preset(
-            name="mnist-5t-cpu",
-            dataset="mnist",
-            image=_image(28, "L"),
-            network=_convnet(28, base=64, hidden=800, padded=False),
-            features=FeatureLearning(epochs=8, batch_size=64, optimizer="adam", lr=1e-3, warmup_epochs=1),
-            head=HeadLearning(epochs=6, batch_size=64, lr=5e-3),
-            augmentation=DIGIT_VIEWS,
-            images_per_class=1500,
-        ),
-        Preset(
-            name="images",
-            dataset="folder",
-            image=_image(32, "RGB"),
-            network=_resnet(32, base=24),
-            features=FeatureLearning(
-                epochs=30,
-                batch_size=64,
-                optimizer="adam",
-                lr=1e-3,
-                warmup_epochs=2,
-                sparsity_first=1.0,
-                sparsity_later=0.75,
-            ),
-            head=HeadLearning(epochs=8, batch_size=64, lr=5e-3),
-        ),
-    )
-}
-
-
-def choose_preset(name: str, method: str) -> Preset:
-    """The named preset for the named method."""
-    if name not in PRESETS:
-        raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
-    preset = PRESETS[name]
-    return replace(preset, network=replace(preset.network, method=method))

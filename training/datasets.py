@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,9 +74,12 @@ def kind_of(dataset: str, data: str | None) -> str:
     """What lies at `data`, for a preset of a data set: that data set, or anyone's class folders."""
     if data is None or dataset == "folder":
         return dataset
-    if dataset == "mnist" and ((Path(data) / "MNIST").is_dir() or not _subfolders(Path(data))):
-        return dataset
-    return "folder"
+    inside = OWN_FOLDERS.get(dataset, ())
+    return dataset if inside and (_holds(Path(data), inside) or not _subfolders(Path(data))) else "folder"
+
+
+def _holds(root: Path, names: Iterable[str]) -> bool:
+    return any((root / name).exists() for name in names)
 
 
 def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:
@@ -96,23 +101,97 @@ def _digits(spec: ImageSpec, data: str | None) -> Source:
     return Source(train, test, tuple(map(str, range(10))))
 
 
-def _mnist(spec: ImageSpec, data: str | None) -> Source:
-    """MNIST as torchvision knows it; `data` is the folder that holds or shall hold MNIST/raw."""
-    from torchvision.datasets import MNIST
+class Published(NamedTuple):
+    """A data set that torchvision knows: its class there, its folder as it is unpacked, and its labels."""
 
-    root = data or "data"
-    parts = []
+    name: str
+    folder: str
+    labels: tuple[str, ...] = ()
+    """None: as the data set itself names them."""
+
+
+PUBLISHED = {
+    "mnist": Published("MNIST", "MNIST/raw", tuple(map(str, range(10)))),
+    "cifar10": Published("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": Published("CIFAR100", "cifar-100-python"),
+}
+
+
+def _published(which: Published, spec: ImageSpec, data: str | None) -> Source:
+    """`data` is the folder that holds or shall hold the data set's own."""
+    from torchvision import datasets
+
+    root = Path(data or "data")
+    parts, labels = [], which.labels
     for train in (True, False):
         try:
-            part = MNIST(root, train=train, download=not (Path(root) / "MNIST" / "raw").is_dir())
+            part = getattr(datasets, which.name)(root, train=train, download=not (root / which.folder).is_dir())
         except (OSError, RuntimeError) as error:
-            raise DataError(
-                f"MNIST is not in {root}/MNIST/raw and could not be downloaded ({error}); "
-                "give its folder with --data, or run where there is a network"
-            ) from error
-        pixels = np.stack([to_pixels(Image.fromarray(image), spec) for image in part.data.numpy()])
-        parts.append(Images(pixels, part.targets.numpy().astype(str)))
-    return Source(parts[0], parts[1], tuple(map(str, range(10))))
+            raise DataError(_not_there(which.name, root / which.folder, error)) from error
+        labels = labels or tuple(part.classes)
+        pixels = np.stack([to_pixels(Image.fromarray(np.asarray(image)), spec) for image in part.data])
+        parts.append(Images(pixels, np.array(labels)[np.asarray(part.targets)]))
+    return Source(parts[0], parts[1], labels)
+
+
+def _not_there(name: str, folder: Path, error: Exception) -> str:
+    return (
+        f"{name} is not whole in {folder} and could not be downloaded ({error}); unpack it there, give the folder "
+        f"above it with --data, or run where there is a network"
+    )
+
+
+TINY_IMAGENET = "tiny-imagenet-200"
+TINY_IMAGENET_URL = f"http://cs231n.stanford.edu/{TINY_IMAGENET}.zip"
+TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+
+
+def _tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
+    """Tiny-ImageNet as it is published; its validation images are tested on, since its test images have no labels.
+
+    `data` is its folder, or the one that holds or shall hold it.
+    """
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    root = Path(data or "data")
+    folder = root if (root / "wnids.txt").is_file() else root / TINY_IMAGENET
+    if not folder.is_dir():
+        try:
+            download_and_extract_archive(TINY_IMAGENET_URL, str(root), md5=TINY_IMAGENET_MD5)
+        except (OSError, RuntimeError) as error:
+            raise DataError(_not_there("Tiny-ImageNet", folder, error)) from error
+    names = _words(folder)
+    train = [(file, name) for wnid, name in names.items() for file in _entries(folder / "train" / wnid / "images")]
+    rows = [line.split("\t")[:2] for line in _lines(folder / "val" / "val_annotations.txt")]
+    test = [(folder / "val" / "images" / file, names[wnid]) for file, wnid in rows]
+    return Source(_read_files(train, spec), _read_files(test, spec), tuple(names.values()))
+
+
+def _words(folder: Path) -> dict[str, str]:
+    """wnid -> the first of its words, in the order of wnids; one that two share is told apart by the wnid."""
+    wnids = sorted(_lines(folder / "wnids.txt"))
+    rows = (line.partition("\t") for line in _lines(folder / "words.txt"))
+    words = {wnid: text.split(",")[0].strip() for wnid, _, text in rows}
+    first = [words.get(wnid, wnid) for wnid in wnids]
+    return {wnid: f"{word} {wnid}" if first.count(word) > 1 else word for wnid, word in zip(wnids, first, strict=True)}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); expected {TINY_IMAGENET} as published") from error
+
+
+def _read_files(files: Sequence[tuple[Path, str]], spec: ImageSpec) -> Images:
+    """Image files with their labels, into one array: there may be many."""
+    pixels = np.empty((len(files), *spec.shape), np.uint8)
+    for place, (file, _) in enumerate(files):
+        try:
+            pixels[place] = to_pixels(decode(file.read_bytes()), spec)
+        except (RequestError, OSError) as error:
+            raise DataError(f"{file}: {error}") from error
+    return Images(pixels, np.array([label for _, label in files]))
 
 
 def _folder(spec: ImageSpec, data: str | None) -> Source:
@@ -185,4 +264,15 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
 
 
-SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {"digits": _digits, "mnist": _mnist, "folder": _folder}
+SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {
+    "digits": _digits,
+    **{name: partial(_published, which) for name, which in PUBLISHED.items()},
+    "tinyimagenet": _tiny_imagenet,
+    "folder": _folder,
+}
+
+OWN_FOLDERS: dict[str, tuple[str, ...]] = {
+    **{name: (which.folder.split("/")[0],) for name, which in PUBLISHED.items()},
+    "tinyimagenet": (TINY_IMAGENET, "wnids.txt"),
+}
+"""What tells that a data set lies in a folder, or has room in it, rather than anyone's class folders."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from models.network import Network
 from models.scores import DECISIONS, Decision, Said, TaskScorer, standardise
 from serving.decision import NETWORK_NAMES, Rule, TaskRule, judge
+from training.calibration import Correction
 from training.classifier import task_said
 from training.tasks import Batchable, to_device
 
@@ -40,18 +41,24 @@ class Decider:
         return dict(zip(NETWORK_NAMES, joined, strict=True))
 
 
-def make_decider(network: Network, name: str, alpha: float) -> Decider:
-    """Fit a decision to the memories of all tasks learned so far."""
+def make_decider(network: Network, name: str, alpha: float, corrections: Sequence[Correction] = ()) -> Decider:
+    """Fit a decision to the memories of all tasks learned so far; `corrections` are those of a run with a buffer."""
     if name not in DECISIONS:
         raise ValueError(f"decision is {name!r}; allowed: {', '.join(DECISIONS)}")
     decision = DECISIONS[name]
-    scorers, rules = zip(*[_task_side(network, task, decision) for task in range(len(network.heads))], strict=True)
+    if decision.corrected and not corrections:
+        raise ValueError(f"decision {name} needs images to correct the tasks by: learn the run with --buffer")
+    sides = [_task_side(network, task, decision, corrections) for task in range(len(network.heads))]
+    scorers, rules = zip(*sides, strict=True)
     return Decider(name, scorers, Rule(score=name, sharpness=decision.sharpness, alpha=alpha, tasks=rules))
 
 
-def _task_side(network: Network, task: int, decision: Decision) -> tuple[TaskScorer, TaskRule]:
+def _task_side(
+    network: Network, task: int, decision: Decision, corrections: Sequence[Correction]
+) -> tuple[TaskScorer, TaskRule]:
     head, memory = network.head(task), network.detector(task).remembered()
-    scorer = standardise(decision, memory, float(head.scale), float(head.shift))
+    scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))
+    scorer = standardise(decision, memory, scale, shift)
     return scorer, TaskRule.fit(scorer.scores(memory).cpu().numpy(), head.classes)
 
 

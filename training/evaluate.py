@@ -1,4 +1,7 @@
-"""Measure a run on its test images: `python -m training.evaluate RUN [--json]`."""
+"""Measure a run on its test images: `python -m training.evaluate RUN [--json]`.
+
+By the rule that is served, or by another way to read the same run: --tp, --corrected, --odin.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.counting import capacity_used, count_parameters
 from models.network import Network
 from models.scores import DECISIONS
-from serving.decision import Outputs, Rule, Verdicts, judge
+from serving.decision import Outputs, Rule, Verdicts
 from training import metrics, theory
+from training.calibration import Correction
 from training.checkpoint import RunError, load, read_config
-from training.config import RunConfig
+from training.config import RunConfig, system_title
 from training.datasets import DataError, Images, Source
 from training.decisions import AUTO, Decider, all_said, choose, make_decider
 from training.device import choose_device, prepare
+from training.prediction import Reader, ReaderMaker, Reading, add_options, reading_of, served_reader
 from training.report import summary
 from training.sources import Sources
 
@@ -38,6 +44,13 @@ class Run:
     network: Network
     decider: Decider
     seconds: float
+    correction_history: tuple[tuple[Correction, ...], ...] = ()
+    """Of a run with a buffer: every task's scale and shift, as they were after each task was learned."""
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """Every task's scale and shift (the paper's alpha and beta); none without a buffer."""
+        return self.correction_history[-1] if self.correction_history else ()
 
     @property
     def rule(self) -> Rule:
@@ -45,7 +58,8 @@ class Run:
 
     @property
     def title(self) -> str:
-        return f"{self.config.preset.name}, {self.config.method.upper()}+CSI, seed {self.config.seed}"
+        config = self.config
+        return f"{config.preset.name}, {system_title(config.method, config.loss)}, seed {config.seed}"
 
     def outputs(self, pixels: NDArray[np.uint8], device: torch.device) -> dict[str, NDArray[Any]]:
         """What the decision reads, for uint8 images [n, height, width, channels]: every task's columns side by side."""
@@ -65,7 +79,9 @@ def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
     checkpoint.load_network(network, [len(labels) for labels in config.tasks])
     network.to(device).eval()
     name = choose(checkpoint.progress.right) if decision == AUTO else decision
-    return Run(config, network, make_decider(network, name, config.preset.alpha), checkpoint.progress.seconds)
+    history = checkpoint.progress.corrections
+    decider = make_decider(network, name, config.preset.alpha, history[-1] if history else ())
+    return Run(config, network, decider, checkpoint.progress.seconds, history)
 
 
 def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
@@ -82,7 +98,9 @@ class Tested:
     unknown: Images
     outputs: Outputs
     unknown_outputs: Outputs
-    decide: metrics.Decision = judge
+    decide: metrics.Decision
+    about: dict[str, Any]
+    """How the run was read, and what was chosen for that."""
 
     @cached_property
     def class_ids(self) -> NDArray[np.int64]:
@@ -112,16 +130,23 @@ class Tested:
         return theory.losses(verdicts.p_within_task, verdicts.p_task, p_in, self.class_ids, self.run.rule.task_of_class)
 
 
-def examine(run: Run, sources: Sources, device: torch.device) -> Tested:
+def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading | None) -> Reader:
+    """How the run is read: by the rule that is served, or as asked."""
+    if reading is None:
+        return served_reader(partial(run.outputs, device=device))
+    return ReaderMaker(run.config, run.network, run.rule, run.correction_history, sources, device).make(reading)
+
+
+def examine(run: Run, sources: Sources, device: torch.device, reading: Reading | None = None) -> Tested:
     """Ask a finished run about the test images that are at hand, and name those that are not."""
     source, missing = sources.test_images()
     for problem in missing:
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
-    outputs = run.outputs(known.pixels, device)
+    says, decide, about = reader_of(run, sources, device, reading)
+    outputs = says(known.pixels)
     none = {name: values[:0] for name, values in outputs.items()}
-    of_unknown = run.outputs(unknown.pixels, device) if len(unknown) else none
-    return Tested(run, known, unknown, outputs, of_unknown)
+    return Tested(run, known, unknown, outputs, says(unknown.pixels) if len(unknown) else none, decide, about)
 
 
 def measure(tested: Tested) -> dict[str, Any]:
@@ -132,7 +157,10 @@ def measure(tested: Tested) -> dict[str, Any]:
     accuracies = metrics.after_each_task(tested.outputs, run.rule, class_ids, tested.decide)
     result: dict[str, Any] = {
         "method": run.config.method,
+        "loss": run.config.loss,
+        "buffer": run.config.buffer,
         "decision": run.decider.name,
+        **tested.about,
         "preset": run.config.preset.name,
         "seed": run.config.seed,
         "wall_seconds": round(run.seconds, 1),
@@ -151,6 +179,8 @@ def measure(tested: Tested) -> dict[str, Any]:
             **{name: _rounded(getattr(tested.losses, name).mean()) for name in ("wp", "tp", "cil")},
             "ood_per_task": [_rounded(value) for value in tested.losses.ood.mean(axis=0)],
         },
+        "parameters": count_parameters(run.network, corrected=bool(run.corrections)),
+        "capacity_used": capacity_used(run.network),
         "unknown": None,
     }
     if len(tested.unknown):
@@ -159,25 +189,27 @@ def measure(tested: Tested) -> dict[str, Any]:
     return result
 
 
-def _rounded(value: float) -> float:
-    """What a network says depends in its last bits on which images it is asked about together."""
-    return round(float(value), 6)
+def _rounded(value: float) -> float | None:
+    """What a network says depends in its last bits on which images it is asked about together; none if infinite."""
+    return round(float(value), 6) if np.isfinite(value) else None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
     parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")
+    add_options(parser)
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()
     prepare(device)
     try:
+        reading = reading_of(chosen)
         run = open_run(chosen.run, device, chosen.decision)
-        result = measure(examine(run, Sources(run.config, chosen.data), device))
-    except (RunError, DataError) as error:
+        result = measure(examine(run, Sources(run.config, chosen.data), device, reading))
+    except (RunError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if chosen.json:

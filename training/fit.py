@@ -9,12 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from models.network import Network
+from training.buffer import Buffer, keep_some
+from training.calibration import Correction, fit_corrections
 from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, save, write_config, write_json
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
-from training.config import RunConfig
+from training.config import RunConfig, system_title
 from training.datasets import DataError
 from training.decisions import added, count_right
 from training.device import choose_device, describe, prepare
@@ -22,6 +25,7 @@ from training.evaluate import examine, measure, open_run
 from training.history import Epoch
 from training.optimizers import make_optimizer
 from training.plan import Plan, make_parser, make_plan
+from training.prediction import learned_logits
 from training.publish import PublishError, mark_learned, publish
 from training.randomness import seed_everything
 from training.report import Reporter, summary
@@ -46,6 +50,7 @@ class Learner:
         seed_everything(config.seed, "network")
         self.network = Network(config.preset.network)
         self.progress = Progress()
+        self.buffer: Buffer | None = None
         self.checkpoint: Checkpoint | None = None
         self._started = time.monotonic()
 
@@ -54,6 +59,7 @@ class Learner:
         self.checkpoint = load(self.folder)
         self.checkpoint.load_network(self.network, [len(labels) for labels in self.config.tasks])
         self.progress = self.checkpoint.progress
+        self.buffer = self.checkpoint.buffer()
 
     def learn(self, sources: Sources) -> None:
         """Every task that is not learned yet."""
@@ -80,16 +86,30 @@ class Learner:
         preset = self.config.preset
         # The features are frozen from here on, also where a resumed run has no epoch of the head left to train.
         self.network.eval()
-        optimizer = make_optimizer("adam", list(self.network.head(task).parameters()), preset.head.lr)
-        epochs = self._epochs_left(preset.head.epochs, optimizer)
-        losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
-        self._run(task, data, epochs, losses, optimizer)
+        if self.config.loss == "csi":
+            parameters = list(self.network.head(task).parameters())
+            optimizer = make_optimizer(preset.head.optimizer, parameters, preset.head.lr)
+            epochs = self._epochs_left(preset.head.epochs, optimizer)
+            losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
+            self._run(task, data, epochs, losses, optimizer)
         fit_calibration(self.network, task, data.validation)
         seed_everything(self.config.seed, task, "detectors")
         fit_detectors(self.network, task, data)
         fit_ranges(self.network, task, data.train)
         right = added(self.progress.right, count_right(self.network, data.validation, preset.alpha))
-        self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, right=right))
+        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, right=right)
+        if self.config.buffer:
+            progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))
+        self._save(progress)
+
+    def _correct(self, task: int, data: TaskData) -> tuple[Correction, ...]:
+        """Keep some images of the task and fit every task's scale and shift on all that are kept (the paper's +c)."""
+        config = self.config
+        self.buffer = keep_some(self.buffer, task, data.train, data.classes, config.buffer, config.seed)
+        pixels = np.ascontiguousarray(self.buffer.pixels.permute(0, 2, 3, 1).numpy())
+        logits = learned_logits(self.network, pixels, self.device)["logits"]
+        task_of_class = np.repeat(np.arange(task + 1), [len(labels) for labels in config.tasks[: task + 1]])
+        return fit_corrections(logits, self.buffer.class_ids.numpy(), task_of_class)
 
     def _epochs_left(self, total: int, optimizer: torch.optim.Optimizer) -> range:
         """The epochs of a phase that are still to run, with the optimiser where it was."""
@@ -117,7 +137,7 @@ class Learner:
         now = time.monotonic()
         self.progress = replace(progress, seconds=self.progress.seconds + now - self._started)
         self._started = now
-        save(self.folder, self.network, optimizer, self.progress)
+        save(self.folder, self.network, optimizer, self.progress, self.buffer)
 
 
 def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequence[str]) -> None:
@@ -126,7 +146,9 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
     check_installed(trackers)
     device = choose_device()
     prepare(device)
-    reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
+    kept = f", {config.buffer} images kept" if config.buffer else ""
+    system = system_title(config.method, config.loss)
+    reporter.say(f"{config.preset.name}, {system}{kept}, seed {config.seed}, {describe(device)}")
     folder.mkdir(parents=True, exist_ok=True)
     tracking = Tracking(folder, config, trackers)
     learner = Learner(folder, config, device, reporter, tracking)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,19 +32,26 @@ class Lars(torch.optim.SGD):
 
 
 def make_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """`lars` or `adam`."""
+    """`adam`, `lars`, or `sgd` with momentum."""
     if name == "lars":
         return Lars(parameters, lr)
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr, fused=True)
-    raise ValueError(f"optimizer is {name!r}; allowed: adam, lars")
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+    raise ValueError(f"optimizer is {name!r}; allowed: adam, lars, sgd")
 
 
-def warmup_cosine(progress: float, warmup: float) -> float:
-    """The share of the full learning rate at `progress` of a run (0 to 1), rising until `warmup`."""
+def warmup_cosine(progress: float, warmup: float, start: float = 0.0) -> float:
+    """The share of the full learning rate at `progress` of a run (0 to 1), rising from `start` until `warmup`."""
     if progress < warmup:
-        return progress / warmup
+        return start + (1 - start) * progress / warmup
     return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / max(1 - warmup, 1e-9)))
+
+
+def tenfold_steps(progress: float, milestones: Sequence[float]) -> float:
+    """The share of the full learning rate at `progress` of a run: a tenth less after each milestone."""
+    return float(0.1 ** sum(progress >= milestone for milestone in milestones))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.checkpoint import RunError, load, read_config, started
-from training.config import METHODS, PRESETS, Lesson, RunConfig, choose_preset
+from training.config import LOSSES, METHODS, Lesson, RunConfig
 from training.datasets import kind_of, load_source
+from training.presets import PRESETS, choose_preset
 from training.sources import Sources
 from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks
 from training.tracking import TRACKERS
 from training.unknowns import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 
 DEFAULT_RUN = Path("runs/digits")
-SETTLED = ("preset", "method", "seed", "tasks", "classes_per_task")
+SETTLED = ("preset", "method", "loss", "buffer", "seed", "tasks", "classes_per_task")
 """What a run cannot change once it has begun."""
 
 
@@ -68,7 +69,8 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> Plan:
         raise RunError(
             f"{folder} holds a run already: go on with --resume, teach it more with --add-task, or choose another --out"
         )
-    preset = choose_preset(chosen.preset or ("images" if chosen.data else "digits"), chosen.method or "hat")
+    name = chosen.preset or ("images" if chosen.data else "digits")
+    preset = choose_preset(name, chosen.method or "hat", chosen.loss or "csi")
     data = _place(chosen.data)
     kind = kind_of(preset.dataset, data)
     source = load_source(kind, preset.image, data)
@@ -80,7 +82,8 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> Plan:
             known, preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
         )
     check_classes(tasks, source)
-    config = RunConfig(preset, chosen.seed or 0, (Lesson(tasks, kind, data),))
+    buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
+    config = RunConfig(preset, chosen.seed or 0, (Lesson(tasks, kind, data),), buffer)
     return Plan(folder, config, Sources(config), begun=False, grown=True)
 
 
@@ -138,6 +141,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.fit", description=description)
     parser.add_argument("--preset", choices=sorted(PRESETS), help="default: digits, or images with --data")
     parser.add_argument("--method", choices=METHODS, help="default: hat")
+    parser.add_argument("--loss", choices=LOSSES, help="CSI's two steps, or plain cross-entropy; default: csi")
+    parser.add_argument(
+        "--buffer",
+        type=int,
+        nargs="?",
+        const=True,
+        metavar="N",
+        help="keep N training images to correct tasks by (the paper's +c); default: none, without N the preset's",
+    )
     parser.add_argument("--out", type=Path, metavar="RUN", help=f"default: {DEFAULT_RUN}")
     parser.add_argument("--seed", type=int, help="default: 0")
     parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from training.config import system_title
+
 
 class EpochBar:
     """Advances by one epoch at a time and shows the loss."""
@@ -50,10 +52,19 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
 
 
+def _reading(result: Mapping[str, Any]) -> str:
+    """How the run was read, where it was not by the rule that is served."""
+    if result["prediction"] == "served":
+        return ""
+    chosen = [f"{name} {result[name]}" for name in ("tau", "nu", "temperature", "epsilon") if name in result]
+    return f", read by {result['prediction']} ({', '.join(chosen)})"
+
+
 def summary(result: Mapping[str, Any]) -> None:
     """The metrics of a run as tables on standard output."""
     console = Console()
-    table = Table(title=f"{result['preset']}, {result['method'].upper()}+CSI, seed {result['seed']}")
+    system = system_title(result["method"], result["loss"])
+    table = Table(title=f"{result['preset']}, {system}, seed {result['seed']}{_reading(result)}")
     table.add_column("measure")
     table.add_column("value", justify="right")
     table.add_column("what it says")
@@ -66,6 +77,9 @@ def summary(result: Mapping[str, Any]) -> None:
     table.add_row("average incremental", average, "mean CIL accuracy after each task, over the classes learned by then")
     table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
     table.add_row("ECE", _percent(result["ece"]), "how far confidence is from accuracy, CIL")
+    counts = result["parameters"]
+    own = f"at inference; task 0 alone has {counts['per_task'][0]:,} of them"
+    table.add_row("parameters", f"{counts['inference']:,}", own)
     table.add_section()
     table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
     if unknown := result["unknown"]:

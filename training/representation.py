@@ -1,4 +1,4 @@
-"""Step 1: learn a task's features with the supervised contrastive loss, and forget nothing."""
+"""Step 1: learn a task's features, and forget nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from models.network import Network
 from models.unit_mask import sparsity
-from training.augment import Augmentation, eight_views
+from training.augment import Augmentation, eight_views, standard_view
 from training.config import FeatureLearning
 from training.device import mixed_precision
 from training.losses import supervised_contrastive
@@ -45,17 +46,13 @@ def learn_features(
     masks = network.unit_masks()
     weight = how.sparsity_first if task == 0 else how.sparsity_later
     count = -(-len(data.train) // how.batch_size)
-    device = data.train.pixels.device
     for epoch in epochs:
         total = 0.0
         for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
-            set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs))
+            set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
             sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness)
-            turned, turned_classes = eight_views(images, classes, data.classes, views)
-            with mixed_precision(device):
-                vectors = network.project(turned, task, sharpness)
-            loss = supervised_contrastive(vectors.float(), turned_classes, how.temperature)
+            loss = _loss(network, task, images, classes, how, views, sharpness)
             total += loss.item() * len(images)
             if masks:
                 loss = loss + weight * sparsity(masks)
@@ -69,3 +66,24 @@ def learn_features(
             for mask in masks:
                 mask.clamp(task)
         yield total / len(data.train)
+
+
+def _loss(
+    network: Network,
+    task: int,
+    images: Tensor,
+    classes: Tensor,
+    how: FeatureLearning,
+    views: Augmentation,
+    sharpness: float,
+) -> Tensor:
+    """What a batch costs: CSI's contrastive loss over eight views of each image, or the head's cross-entropy on one."""
+    head = network.head(task)
+    if how.loss == "ce":
+        with mixed_precision(images.device):
+            logits = head.all_logits(network.features(standard_view(images, views), task, sharpness))
+        return functional.cross_entropy(logits.float(), classes)
+    turned, turned_classes = eight_views(images, classes, head.classes, views)
+    with mixed_precision(images.device):
+        vectors = network.project(turned, task, sharpness)
+    return supervised_contrastive(vectors.float(), turned_classes, how.temperature)

@@ -1,23 +1,46 @@
-"""One preset over several seeds and methods, as a table of means and spreads: `python -m training.study`.
+"""The paper's systems on one preset over several seeds, read in every way, as tables: `python -m training.study`.
 
-Every run is an ordinary run directory under --out; one that is finished is read, not learned again.
+Every run is an ordinary run directory under --out; one that is finished is read, not learned again. Runs keep images,
+because +c needs some; what they learn is bit for bit what they would learn without.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import started
-from training.config import METHODS, PRESETS
+from training.checkpoint import METRICS, RunError, started
+from training.config import LOSSES, METHODS, system_title
+from training.datasets import DataError
+from training.device import choose_device, prepare
+from training.evaluate import examine, measure, open_run
 from training.fit import main as fit_main
+from training.prediction import Reading
+from training.presets import PRESETS
+from training.sources import Sources
+from training.task_prediction import DEFINITIONS
 
 Metrics = dict[str, Any]
+
+SERVED = "served"
+READINGS: dict[str, Reading | None] = {
+    SERVED: None,
+    **{
+        reading.name: reading
+        for is_corrected in (False, True)
+        for reading in (
+            *(Reading(tp, is_corrected) for tp in DEFINITIONS),
+            Reading(is_corrected=is_corrected, with_odin=True),
+        )
+    },
+}
+"""The rule that is served, every definition of TP, and ODIN; all but the first with and without +c."""
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "TIL %": lambda m: 100 * m["til_accuracy"],
@@ -30,16 +53,27 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
 }
 
 
-def table(results: dict[str, list[Metrics]]) -> str:
-    """A Markdown table: a row for each method, mean and standard deviation over its seeds in each cell."""
+def table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
+    """A Markdown table: a row for each system and prediction, mean and standard deviation over its seeds in a cell."""
     lines = [
-        "| method | seeds | " + " | ".join(MEASURES) + " |",
-        "|---|---|" + "---|" * len(MEASURES),
+        "| system | prediction | seeds | " + " | ".join(MEASURES) + " |",
+        "|---|---|---|" + "---|" * len(MEASURES),
     ]
-    for method, runs in results.items():
+    for (system, prediction), runs in results.items():
         seeds = ", ".join(str(run["seed"]) for run in runs)
-        cells = [_cell([measure(run) for run in runs]) for measure in MEASURES.values()]
-        lines.append(f"| {method.upper()}+CSI | {seeds} | " + " | ".join(cells) + " |")
+        cells = [_cell([measured(run) for run in runs]) for measured in MEASURES.values()]
+        lines.append(f"| {system} | {prediction} | {seeds} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def parameter_table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
+    """A Markdown table of what each system needs to answer, of its first run; all seeds have as many."""
+    lines = ["| system | parameters at inference | of each task | capacity used % |", "|---|---|---|---|"]
+    firsts = {system: runs[0] for (system, _), runs in results.items()}
+    for system, run in firsts.items():
+        count, used = run["parameters"], "-" if run["capacity_used"] is None else f"{100 * run['capacity_used']:.1f}"
+        own = sorted(set(count["per_task"]))
+        lines.append(f"| {system} | {count['inference']:,} | {' to '.join(f'{n:,}' for n in own)} | {used} |")
     return "\n".join(lines)
 
 
@@ -52,34 +86,59 @@ def _cell(values: list[float | None]) -> str:
     return f"{statistics.mean(numbers):.{digits}f} ± {spread:.{digits}f}"
 
 
-def learn(folder: Path, preset: str, method: str, seed: int, data: str | None) -> Metrics | None:
-    """The metrics of one run, which is learned, resumed or just read."""
-    if not (folder / "metrics.json").exists():
-        fresh = ["--preset", preset, "--method", method, "--seed", str(seed)]
-        arguments = ["--resume"] if started(folder) else fresh
-        arguments += ["--data", data] if data else []
-        if fit_main([*arguments, "--out", str(folder)]):
-            return None
-    return dict(json.loads((folder / "metrics.json").read_text()))
+def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: str | None) -> bool:
+    """Learn or resume one run, unless it is finished; whether it is now."""
+    if (folder / METRICS).exists():
+        return True
+    fresh = ["--preset", preset, "--method", method, "--loss", loss, "--seed", str(seed), "--buffer"]
+    arguments = ["--resume"] if started(folder) else fresh
+    arguments += ["--data", data] if data else []
+    # Standard output is for the tables.
+    with contextlib.redirect_stdout(sys.stderr):
+        return fit_main([*arguments, "--out", str(folder)]) == 0
+
+
+def read(folder: Path, readings: Sequence[str], data: str | None) -> dict[str, Metrics]:
+    """The metrics of a finished run by each reading."""
+    device = choose_device()
+    run = open_run(folder, device)
+    sources = Sources(run.config, data)
+    return {
+        name: dict(json.loads((folder / METRICS).read_text()))
+        if name == SERVED
+        else measure(examine(run, sources, device, READINGS[name]))
+        for name in readings
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.study", description=__doc__.splitlines()[0])
     parser.add_argument("--preset", choices=sorted(PRESETS), default="digits")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--predictions", nargs="+", choices=READINGS, default=list(READINGS))
     parser.add_argument("--data", metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="FOLDER")
     chosen = parser.parse_args(arguments)
-    results: dict[str, list[Metrics]] = {}
-    for method in chosen.methods:
-        for seed in chosen.seeds:
-            folder = chosen.out / f"{chosen.preset}-{method}-{seed}"
-            result = learn(folder, chosen.preset, method, seed, chosen.data)
-            if result is None:
-                return 1
-            results.setdefault(method, []).append(result)
+    prepare(choose_device())
+    results: dict[tuple[str, str], list[Metrics]] = {}
+    for loss in chosen.losses:
+        for method in chosen.methods:
+            for seed in chosen.seeds:
+                folder = chosen.out / f"{chosen.preset}-{method}-{loss}-{seed}"
+                if not learn(folder, chosen.preset, method, loss, seed, chosen.data):
+                    return 1
+                try:
+                    found = read(folder, chosen.predictions, chosen.data)
+                except (RunError, DataError) as error:
+                    print(f"error: {error}", file=sys.stderr)
+                    return 2
+                for name, result in found.items():
+                    results.setdefault((system_title(method, loss), name), []).append(result)
     print(table(results))
+    print()
+    print(parameter_table(results))
     return 0
 
 

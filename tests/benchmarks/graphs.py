@@ -12,8 +12,8 @@ from models.network import NetworkConfig
 from serving.decision import Rule, TaskRule, scores_of_task
 from tests.benchmarks.exported import CLASSES, random_run, resnet, write_bundle
 from training.classifier import task_outputs
-from training.config import PRESETS
 from training.evaluate import Run
+from training.presets import PRESETS
 from training.tasks import to_device
 
 

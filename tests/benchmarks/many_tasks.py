@@ -14,8 +14,8 @@ from PIL import Image
 
 from serving.bundle import ImageSpec
 from training import fit
-from training.config import PRESETS
 from training.datasets import SOURCES, Images, Source, join, load_source
+from training.presets import PRESETS
 
 NAME = "digits in guises"
 STRIPE = 130

@@ -13,7 +13,7 @@ from serving.runtime import CPU, open_session, session_options
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.exported import random_run, resnet, write_bundle
 from tests.benchmarks.timing import take_turns
-from training.config import PRESETS
+from training.presets import PRESETS
 
 ROUNDS = 40
 THREADS = 2

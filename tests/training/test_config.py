@@ -9,7 +9,8 @@ import pytest
 from serving.bundle import ImageSpec
 from tests.helpers import TINY_PRESET
 from training.checkpoint import CONFIG, RunError, read_config, write_config
-from training.config import PRESETS, FeatureLearning, HeadLearning, Lesson, RunConfig, choose_preset
+from training.config import FeatureLearning, HeadLearning, Lesson, RunConfig
+from training.presets import PRESETS, choose_preset
 
 CONFIGURED = RunConfig(
     TINY_PRESET,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.optimizers import TRUST, Lars, make_optimizer, set_lr, warmup_cosine
+from training.optimizers import TRUST, Lars, make_optimizer, set_lr, tenfold_steps, warmup_cosine
 from training.randomness import seed_everything, seed_from
 from training.representation import batches, sharpness_at
 from training.tasks import Batchable
@@ -49,8 +49,9 @@ def test_optimizers_by_name() -> None:
     assert isinstance(adam, torch.optim.Adam)
     set_lr(adam, 0.5)
     assert [group["lr"] for group in adam.param_groups] == [0.5]
-    with pytest.raises(ValueError, match="optimizer is 'sgd'; allowed: adam, lars"):
-        make_optimizer("sgd", parameters, 0.1)
+    assert make_optimizer("sgd", parameters, 0.1).param_groups[0]["momentum"] == 0.9
+    with pytest.raises(ValueError, match="optimizer is 'rmsprop'; allowed: adam, lars, sgd"):
+        make_optimizer("rmsprop", parameters, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,16 @@ def test_optimizers_by_name() -> None:
 )
 def test_learning_rate_rises_then_falls_along_a_cosine(progress: float, share: float) -> None:
     assert warmup_cosine(progress, 0.2) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 0.1), (0.1, 0.55), (0.2, 1.0)])
+def test_warming_up_may_start_above_zero(progress: float, share: float) -> None:
+    assert warmup_cosine(progress, 0.2, 0.1) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 1), (0.59, 1), (0.6, 0.1), (0.8, 0.01), (1.0, 0.001)])
+def test_learning_rate_falls_tenfold_at_milestones(progress: float, share: float) -> None:
+    assert tenfold_steps(progress, (0.6, 0.75, 0.9)) == pytest.approx(share)
 
 
 def test_without_warm_up_the_full_rate_comes_first() -> None:
