@@ -27,6 +27,7 @@ from training.report import Reporter, summary
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
+from training.together import first, joined, make_alike, wait
 
 SCORE = Rule.model_fields["score"].default
 
@@ -59,6 +60,7 @@ class Learner:
             if len(self.network.heads) == task:
                 seed_everything(self.config.seed, task, "room")
                 self.network.add_task(data.classes)
+            make_alike(self.network)
             if self.progress.phase == "features":
                 self._learn_features(task, data)
             self._learn_head(task, data)
@@ -110,7 +112,8 @@ class Learner:
         now = time.monotonic()
         self.progress = replace(progress, seconds=self.progress.seconds + now - self._started)
         self._started = now
-        save(self.folder, self.network, optimizer, self.progress)
+        if first():
+            save(self.folder, self.network, optimizer, self.progress)
 
 
 def fit(plan: Plan, reporter: Reporter) -> None:
@@ -119,15 +122,19 @@ def fit(plan: Plan, reporter: Reporter) -> None:
     device = choose_device()
     prepare(device)
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    # The others must have read what is there before the first process changes it.
+    wait()
     learner = Learner(folder, config, device, reporter)
     if plan.begun:
         learner.restore()
-    if plan.grown:
+    if plan.grown and first():
+        folder.mkdir(parents=True, exist_ok=True)
         # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
         (folder / METRICS).unlink(missing_ok=True)
         write_config(folder, config)
     learner.learn(plan.sources)
+    if not first():
+        return
     result = measure(open_run(folder, device), plan.sources, device)
     write_json(folder / METRICS, result)
     summary(result)
@@ -136,6 +143,8 @@ def fit(plan: Plan, reporter: Reporter) -> None:
 def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
     """Publish what was learned, if asked to, and say what comes next."""
     folder = plan.folder
+    if not first():
+        return
     if shelf is not None:
         version = publish(folder, shelf, plan.quarantine)
         if plan.quarantine is not None:
@@ -152,9 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = make_parser(__doc__).parse_args(arguments)
     reporter = Reporter()
     try:
-        plan = make_plan(chosen)
-        fit(plan, reporter)
-        finish(plan, chosen.publish, reporter)
+        with joined():
+            if not first():
+                reporter.console.quiet = True
+                logging.getLogger().setLevel(logging.ERROR)
+            plan = make_plan(chosen)
+            fit(plan, reporter)
+            finish(plan, chosen.publish, reporter)
     except PublishError as error:
         # The exporter has said why.
         return error.code
