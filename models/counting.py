@@ -18,7 +18,7 @@ class ParameterCounts(TypedDict):
     shared: int
     per_task: list[int]
     detectors_per_task: list[int]
-    """Class shapes and remembered scores of the rule that is served, which the paper has not: not part of the others."""
+    """Class shapes and remembered scores of the rule that is served, which the paper has not; in none of the others."""
 
 
 def count_parameters(network: Network, *, corrected: bool = False) -> ParameterCounts:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.joint import summed
 from models.network import Network
-from training.augment import Augmentation, eight_views
+from training.augment import VIEWS, Augmentation, eight_views
 from training.config import HeadLearning
 from training.optimizers import set_lr, tenfold_steps, warmup_cosine
 from training.representation import batches
 from training.tasks import Batchable, TaskData, to_unit
+from training.together import add_up_gradients
 
 EVALUATION_BATCH = 256
 
@@ -32,20 +34,22 @@ def fit_head(
     head = network.head(task)
     count = -(-len(data.train) // how.batch_size)
     for epoch in epochs:
-        total = 0.0
-        for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
+        total = torch.zeros((), dtype=torch.float64, device=data.train.device)
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
-            share = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
-            set_lr(optimizer, how.lr * share)
-            turned, turned_classes = eight_views(images, classes, data.classes, views)
+            fall = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
+            set_lr(optimizer, how.lr * fall)
+            turned, turned_classes = eight_views(images, classes, data.classes, views, share)
             with torch.no_grad():
                 features = network.features(turned, task)
-            loss = functional.cross_entropy(head.all_logits(features), turned_classes)
-            total += loss.item() * len(images)
+            loss = functional.cross_entropy(head.all_logits(features), turned_classes, reduction="sum")
+            loss = loss / (VIEWS * share.total)
+            total += loss.detach().double() * share.total
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            add_up_gradients(head.parameters())
             optimizer.step()
-        yield total / len(data.train)
+        yield summed(total).item() / len(data.train)
 
 
 @torch.no_grad()
@@ -63,7 +67,7 @@ def fit_detectors(network: Network, task: int, data: TaskData) -> None:
 @torch.no_grad()
 def fit_ranges(network: Network, task: int, data: Batchable) -> None:
     """The extremes of every layer's activations on the task's own training images, in every rotation it sees."""
-    body = network.baked_body(task).to(data.pixels.device)
+    body = network.baked_body(task).to(data.device)
     turned = (network.turned(network.normalised(data.images(index))) for index in _parts(data))
     network.activation_ranges(task).record(body, turned)
 

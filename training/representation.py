@@ -8,22 +8,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.joint import processes, summed
 from models.network import Network
 from models.unit_mask import sparsity
-from training.augment import Augmentation, eight_views, standard_view
+from training.augment import VIEWS, Augmentation, eight_views, standard_view
 from training.config import FeatureLearning
-from training.device import mixed_precision
+from training.device import laid_out, mixed_precision
 from training.losses import supervised_contrastive
 from training.optimizers import set_lr, warmup_cosine
 from training.protection import Protection
 from training.tasks import Batchable, TaskData
+from training.together import Share, add_up_gradients, own_draws
 
 
-def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The data once, in random order: images in [0, 1] and classes."""
+def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor, Share]]:
+    """The data once, in random order: images in [0, 1] and classes, of each batch the share of this process."""
     for index in torch.randperm(len(data)).split(size):
-        index = index.to(data.pixels.device)
-        yield data.images(index), data.local_classes[index]
+        share = Share.of(len(index))
+        index = index[share.rows].to(data.pixels.device)
+        yield data.images(index), data.local_classes[index], share
 
 
 def sharpness_at(position: float, maximum: float) -> float:
@@ -43,21 +46,25 @@ def learn_features(
     """Learn for the given epochs, one each time the next mean loss is asked for."""
     network.train()
     protection = Protection(network)
-    masks = network.unit_masks()
+    masks, trainable = network.unit_masks(), network.trainable(task)
     weight = how.sparsity_first if task == 0 else how.sparsity_later
     count = -(-len(data.train) // how.batch_size)
+    device = data.train.device
     for epoch in epochs:
-        total = 0.0
-        for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
+        # On the device: asking for the loss of every step would wait for the GPU every time.
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
             sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness)
-            loss = _loss(network, task, images, classes, how, views, sharpness)
-            total += loss.item() * len(images)
+            loss = _loss(network, task, images, classes, share, how, views, sharpness, batch)
+            total += loss.detach().double() * share.total
             if masks:
-                loss = loss + weight * sparsity(masks)
+                # Every process has the whole of this term: each contributes an equal part.
+                loss = loss + weight * sparsity(masks) / processes()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            add_up_gradients(trainable)
             protection.mask_gradients()
             for mask in masks:
                 mask.compensate(task, sharpness, how.max_sharpness)
@@ -65,7 +72,7 @@ def learn_features(
             protection.restore()
             for mask in masks:
                 mask.clamp(task)
-        yield total / len(data.train)
+        yield summed(total).item() / len(data.train)
 
 
 def _loss(
@@ -73,17 +80,21 @@ def _loss(
     task: int,
     images: Tensor,
     classes: Tensor,
+    share: Share,
     how: FeatureLearning,
     views: Augmentation,
     sharpness: float,
+    batch: int,
 ) -> Tensor:
-    """What a batch costs: CSI's contrastive loss over eight views of each image, or the head's cross-entropy on one."""
-    head = network.head(task)
+    """This process's part of what a batch costs: CSI's contrastive loss over eight views of each image, or the head's
+    cross-entropy on one."""
+    head, device = network.head(task), images.device
     if how.loss == "ce":
-        with mixed_precision(images.device):
-            logits = head.all_logits(network.features(standard_view(images, views), task, sharpness))
-        return functional.cross_entropy(logits.float(), classes)
-    turned, turned_classes = eight_views(images, classes, head.classes, views)
-    with mixed_precision(images.device):
-        vectors = network.project(turned, task, sharpness)
-    return supervised_contrastive(vectors.float(), turned_classes, how.temperature)
+        seen = laid_out(standard_view(images, views, share), device)
+        with mixed_precision(device), own_draws(network.config.dropout, batch):
+            logits = head.all_logits(network.features(seen, task, sharpness))
+        return functional.cross_entropy(logits.float(), classes, reduction="sum") / share.total
+    turned, turned_classes = eight_views(images, classes, head.classes, views, share)
+    with mixed_precision(device), own_draws(network.config.dropout, batch):
+        vectors = network.project(laid_out(turned, device), task, sharpness)
+    return supervised_contrastive(vectors.float(), turned_classes, how.temperature, share.times(VIEWS))
