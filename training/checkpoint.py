@@ -40,6 +40,8 @@ class Progress:
     seconds: float = 0.0
     right: dict[str, int] = field(default_factory=dict)
     """Decision -> how many validation images it put into the right class, each when its task was the newest."""
+    decision: str | None = None
+    """What was chosen by that when the first lesson was learned; later lessons leave it, and so all earlier answers."""
     corrections: tuple[tuple[Correction, ...], ...] = ()
     """Of a run with a buffer: every task's correction, as fitted after each task."""
 

@@ -112,6 +112,7 @@ class Published(NamedTuple):
 
 PUBLISHED = {
     "mnist": Published("MNIST", "MNIST/raw", tuple(map(str, range(10)))),
+    "fashion-mnist": Published("FashionMNIST", "FashionMNIST/raw"),
     "cifar10": Published("CIFAR10", "cifar-10-batches-py"),
     "cifar100": Published("CIFAR100", "cifar-100-python"),
 }

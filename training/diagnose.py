@@ -121,19 +121,12 @@ def save_plot(path: Path, tested: Tested, found: Diagnosis) -> None:
         raise RunError(f"--out {path}: cannot be written ({error.strerror})") from error
 
 
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() not in (kinds := plots.picture_kinds()):
-        raise argparse.ArgumentTypeError(f"{text!r} ends in {path.suffix!r}; allowed: {', '.join(kinds)}")
-    return path
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.diagnose", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--out", type=_picture, metavar="PLOT", help="draw it too, into a file such as plot.png")
+    parser.add_argument("--out", type=plots.picture, metavar="PLOT", help="draw it too, into a file such as plot.png")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()

@@ -5,6 +5,7 @@ On a page a picture takes the page's colours, light or dark: two colours stand f
 
 from __future__ import annotations
 
+import argparse
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,9 +67,12 @@ def save_picture(path: Path, draws: Sequence[Draw]) -> None:
         figure.savefig(path, dpi=150, facecolor="white")
 
 
-def picture_kinds() -> list[str]:
-    """The file names that a picture may end in."""
-    return sorted(f".{kind}" for kind in Figure().canvas.get_supported_filetypes())
+def picture(text: str) -> Path:
+    """A file name on a command line that says what kind of picture is wanted."""
+    path = Path(text)
+    if path.suffix.lower() not in (kinds := sorted(f".{kind}" for kind in Figure().canvas.get_supported_filetypes())):
+        raise argparse.ArgumentTypeError(f"{text!r} ends in {path.suffix!r}; allowed: {', '.join(kinds)}")
+    return path
 
 
 def svg(name: str, draw: Draw, height: float = 3.3) -> str:
