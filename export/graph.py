@@ -103,19 +103,18 @@ def _flip(writer: GraphWriter, path: str, images: str, axes: list[int]) -> str:
 
 def _task(writer: GraphWriter, body: Body, path: str, task: BakedTask, turned: str) -> _Said:
     """All that a task says of images that it sees in all rotations."""
-    rotated, directions = _ingredients(writer, body, path, task, turned, slice(0, len(task.head.weight)))
+    rotated, features = _ingredients(writer, body, path, task, turned, slice(0, len(task.head.weight)))
     means = {
         name: writer.add("ReduceMean", f"{path}/{name}/mean", [values, writer.constant("first_axis", [0])], keepdims=0)
         for name, values in rotated.items()
     }
-    upright = writer.add("Gather", f"{path}/upright", [directions, writer.constant("upright", np.array(0))], axis=0)
-    return _Said(*write_score(writer, path, task, means), upright)
+    return _Said(*write_score(writer, path, task, means), features)
 
 
 def _ingredients(
     writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str, rotations: slice
 ) -> tuple[dict[str, str], str]:
-    """[rotations * n, ...] images -> what the decision reads, [rotations, n, classes], and the features' directions."""
+    """[rotations * n, ...] images -> what the decision reads, [rotations, n, columns], and the features to keep."""
     if isinstance(body, QuantizedBody):
         body.ranges(f"{path}/body", task.ranges.of(task.body))
     flat = body.depths(f"{path}/body", task.body, images, task.tap)
@@ -154,12 +153,11 @@ def _cascade(
 
 def _upright(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str) -> tuple[dict[str, str], _Said]:
     """What a task says of upright images, ingredient by ingredient [n, classes] and altogether."""
-    rotated, directions = _ingredients(writer, body, path, task, images, slice(0, 1))
+    rotated, features = _ingredients(writer, body, path, task, images, slice(0, 1))
     first = writer.constant("first_axis", [0])
     squeezed = {
         name: writer.add("Squeeze", f"{path}/{name}/upright", [value, first]) for name, value in rotated.items()
     }
-    features = writer.add("Squeeze", f"{path}/features/upright", [directions, first])
     return squeezed, _Said(*write_score(writer, f"{path}/upright", task, squeezed), features)
 
 

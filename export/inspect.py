@@ -125,12 +125,12 @@ def _layers(model: onnx.ModelProto, task: int) -> Iterator[_Layer]:
 
 def _task_latency(bundle: Bundle, model: onnx.ModelProto, task: int, one: NDArray[np.uint8]) -> float:
     """What one image takes in all its rotations in a task's sub-network alone."""
-    own = f"task{task}/"
     if bundle.manifest.cascade.candidates is None:
-        outputs, pixels = [f"{own}head/ensemble/ReduceMean", f"{own}distance/mean/ReduceMean"], one
+        own, pixels = f"task{task}", one
     else:
         # This part sees upright images only; so many of them are as much work as the rotations of one.
-        outputs, pixels = [f"{own}upright/{number}/Squeeze" for number in range(2)], one.repeat(ROTATIONS, axis=0)
+        own, pixels = f"task{task}/upright", one.repeat(ROTATIONS, axis=0)
+    outputs = [f"{own}/logits/Add", f"{own}/distances/Add"]
     alone = Extractor(model).extract_model([INPUT_NAME], outputs)
     _free_shapes(alone)
     files = {ExternalDataInfo(tensor).location for tensor in alone.graph.initializer if uses_external_data(tensor)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from export.bake import BakedTask
 from export.writer import GraphWriter
+from models.distance import SHORTEST, ClassDistances
 from models.mixtures import ClassMixtures
 from models.scores import TINY
 
@@ -29,18 +31,19 @@ class IngredientWriter:
         self._directions: dict[str, str] = {}
 
     def write(self) -> tuple[dict[str, str], str]:
-        """Ingredient -> [rotations, n, columns], and the directions of the features."""
+        """Ingredient -> [rotations, n, columns], and the standardised features [n, features] of upright images."""
         detectors = self._task.detectors
         made: dict[str, Callable[[], str]] = {
             "logits": self._logits,
-            "tied": self._tied,
+            "tied": lambda: self._distances("tied", detectors.tied),
             "shallow": lambda: self._mixtures("shallow", "shallow", detectors.shallow),
             "deep": lambda: self._mixtures("deep", "deep", detectors.deep),
-            "background": lambda: self._mixtures("background", "deep", detectors.background),
+            "background": lambda: self._distances("background", detectors.background),
             "residual": self._residual,
         }
         needs = self._task.scorer.decision.needs
-        return {name: made[name]() for name in needs}, self._direction("deep")
+        said = {name: made[name]() for name in needs}
+        return said, self._features() if self._rotations.start == 0 else ""
 
     def _add(self, kind: str, path: str, inputs: list[str], **attributes: Any) -> str:
         return self._writer.add(kind, f"{self._path}/{path}", inputs, **attributes)
@@ -66,9 +69,22 @@ class IngredientWriter:
             length = self._add(
                 "ReduceL2", f"{depth}/length", [features, writer.constant("last_axis", [-1])], keepdims=1
             )
-            length = self._add("Max", f"{depth}/length", [length, writer.constant("tiny", TINY)])
+            length = self._add("Max", f"{depth}/length", [length, writer.constant("shortest", SHORTEST)])
             self._directions[depth] = self._add("Div", f"{depth}/direction", [features, length])
         return self._directions[depth]
+
+    def _features(self) -> str:
+        """What the quarantine keeps of an image: the same as models.distance.ClassDistances.standardised."""
+        writer, tied, path = self._writer, self._task.detectors.tied, self._path
+        upright = writer.constant("upright", np.array(0))
+        first = self._add("Gather", "features/first", [self._direction("deep"), upright], axis=0)
+        basis = writer.constant(f"{path}/features/basis", tied.basis[0])
+        back = writer.constant(f"{path}/features/back", (tied.basis[0] * tied.gain[0]).T)
+        level = writer.constant(f"{path}/features/level", tied.level[0])
+        along = self._add("MatMul", "features/along", [first, basis])
+        correction = self._add("MatMul", "features/correction", [along, back])
+        levelled = self._add("Mul", "features/levelled", [first, level])
+        return self._add("Add", "features/standardised", [levelled, correction])
 
     def _mixtures(self, name: str, depth: str, shapes: ClassMixtures) -> str:
         writer, direction = self._writer, self._direction(depth)
@@ -83,20 +99,19 @@ class IngredientWriter:
         plain = self._add("Sub", f"{name}/plain", [self._constant(f"{name}/offsets", shapes.offsets), towards])
         return self._add("Sub", f"{name}/likelihood", [plain, explained])
 
-    def _tied(self) -> str:
-        writer, distance, direction = self._writer, self._task.detectors.tied, self._direction("deep")
-        basis = self._constant("tied/basis", distance.basis)
-        gained = self._constant("tied/gained", (distance.basis * distance.gain).transpose(1, 2))
-        along = self._add("MatMul", "tied/along", [direction, basis])
-        correction = self._add("MatMul", "tied/correction", [along, gained])
-        levelled = self._add("Mul", "tied/levelled", [direction, self._constant("tied/level", distance.level)])
-        white = self._add("Add", "tied/white", [levelled, correction])
-        rows = self._add("Unsqueeze", "tied/rows", [white, writer.constant("class_axis", [2])])
-        means = self._constant("tied/means", distance.means[:, None])
-        difference = self._add("Sub", "tied/difference", [rows, means])
-        return self._add(
-            "ReduceSumSquare", "tied/squared", [difference, writer.constant("last_axis", [-1])], keepdims=0
-        )
+    def _distances(self, name: str, distances: ClassDistances) -> str:
+        writer, direction = self._writer, self._direction("deep")
+        basis = self._constant(f"{name}/basis", distances.basis)
+        gained = self._constant(f"{name}/gained", (distances.basis * distances.gain).transpose(1, 2))
+        along = self._add("MatMul", f"{name}/along", [direction, basis])
+        correction = self._add("MatMul", f"{name}/correction", [along, gained])
+        levelled = self._add("Mul", f"{name}/levelled", [direction, self._constant(f"{name}/level", distances.level)])
+        white = self._add("Add", f"{name}/white", [levelled, correction])
+        rows = self._add("Unsqueeze", f"{name}/rows", [white, writer.constant("class_axis", [2])])
+        means = self._constant(f"{name}/means", distances.means[:, None])
+        difference = self._add("Sub", f"{name}/difference", [rows, means])
+        last = writer.constant("last_axis", [-1])
+        return self._add("ReduceSumSquare", f"{name}/squared", [difference, last], keepdims=0)
 
     def _residual(self) -> str:
         writer, residual = self._writer, self._task.detectors.residual
@@ -138,7 +153,7 @@ def _nearest(writer: GraphWriter, path: str, task: BakedTask, name: str, values:
         return values
     each = mixtures.components // mixtures.classes
     shape = writer.constant(f"table{mixtures.classes}of{each}", [0, mixtures.classes, each])
-    table = writer.add("Reshape", f"{path}/components", [values, shape])
+    table = writer.add("Reshape", f"{path}/classes", [values, shape])
     return writer.add("ReduceMin", f"{path}/nearest", [table, writer.constant("last_axis", [-1])], keepdims=0)
 
 
@@ -156,7 +171,7 @@ def _part(writer: GraphWriter, path: str, name: str, said: Mapping[str, str]) ->
         case "energy":
             return _energy(writer, path, said["logits"])
         case "relative":
-            return writer.add("Sub", path, [said["deep"], said["background"]])
+            return writer.add("Sub", path, [said["tied"], said["background"]])
         case "vim":
             return writer.add("Add", path, [said["residual"], _energy(writer, path, said["logits"])])
         case "mahalanobis":

@@ -27,7 +27,7 @@ class Detectors(nn.Module):
         self.tied = ClassDistances(classes)
         self.shallow = ClassMixtures(classes)
         self.deep = ClassMixtures(classes)
-        self.background = ClassMixtures(1)
+        self.background = ClassDistances(1)
         self.residual = PrincipalResidual()
         self.register_buffer("memory", torch.zeros(len(INGREDIENTS), 0, classes))
 
@@ -54,7 +54,7 @@ class Detectors(nn.Module):
     def together(self, rotated: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Some rotations of every ingredient, [rotations, n, columns] -> what a decision reads, [n, classes]."""
         said = {name: values.mean(dim=0) for name, values in rotated.items()}
-        for name, mixtures in (("shallow", self.shallow), ("deep", self.deep), ("background", self.background)):
+        for name, mixtures in (("shallow", self.shallow), ("deep", self.deep)):
             said[name] = mixtures.nearest(said[name])
         return {name: values.expand(-1, self.classes) for name, values in said.items()}
 

@@ -9,6 +9,10 @@ from torch.nn import functional
 from models.heads import ROTATIONS
 
 SHRINKAGE = 0.1
+SHORTEST = 1e-3
+"""Features shorter than this have no direction: what is left of them is rounding."""
+LEAST_VARIANCE = 1e-4
+"""Of a feature, where features have length 1: with less, rounding would be taken for distance."""
 RANK = 32
 """Directions whose variance is kept one by one; all others share their mean.
 
@@ -39,7 +43,7 @@ class ClassDistances(nn.Module):
 
     def fit(self, features: Tensor, local_classes: Tensor) -> None:
         """[4, n, live features] of the training images and their classes [n]."""
-        directions = functional.normalize(features.double(), dim=2)
+        directions = functional.normalize(features.double(), dim=2, eps=SHORTEST)
         count = directions.shape[2]
         centres, parts = [], []
         for rotated in directions:
@@ -54,7 +58,7 @@ class ClassDistances(nn.Module):
 
     def standardised(self, features: Tensor) -> Tensor:
         """[4, n, live features] -> the same, so that a class of the task has variance 1 / features in each of them."""
-        return self._standardised(functional.normalize(features, dim=2))
+        return self._standardised(functional.normalize(features, dim=2, eps=SHORTEST))
 
     def _standardised(self, directions: Tensor) -> Tensor:
         correction = torch.bmm(torch.bmm(directions, self.basis), (self.basis * self.gain).transpose(1, 2))
@@ -72,7 +76,7 @@ class ClassDistances(nn.Module):
 
 def _inverse_root(covariance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Basis, gain and level of the shrunk covariance; dividing by `count` makes tasks of any width comparable."""
-    spherical = covariance.diagonal().mean().clamp(min=1e-12)
+    spherical = covariance.diagonal().mean().clamp(min=LEAST_VARIANCE)
     variance, axes = torch.linalg.eigh(covariance)
     shrunk = (1 - SHRINKAGE) * variance.clamp(min=0) + SHRINKAGE * spherical
     kept = min(RANK, count)

@@ -7,6 +7,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.distance import LEAST_VARIANCE, SHORTEST
 from models.heads import ROTATIONS
 
 RANK = 16
@@ -47,7 +48,7 @@ class ClassMixtures(nn.Module):
 
     def fit(self, features: Tensor, local_classes: Tensor) -> None:
         """[4, n, features] of the training images and their classes [n]."""
-        directions = functional.normalize(features, dim=2)
+        directions = functional.normalize(features, dim=2, eps=SHORTEST)
         fewest = int(torch.bincount(local_classes, minlength=self.classes).min())
         number = max(1, min(COMPONENTS, fewest // ENOUGH_IMAGES))
         groups = [
@@ -74,7 +75,7 @@ class ClassMixtures(nn.Module):
 
     def each_rotation(self, features: Tensor) -> Tensor:
         """[4, n, features] -> [4, n, components]."""
-        directions = functional.normalize(features, dim=2)
+        directions = functional.normalize(features, dim=2, eps=SHORTEST)
         along = torch.bmm(directions, self.axes) - self.shifts
         explained = along.view(*along.shape[:2], self.components, -1).square().sum(dim=3)
         return self.offsets - torch.bmm(directions, self.means) - explained
@@ -104,7 +105,7 @@ def _shape_of(residuals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _, deviation, axes = torch.svd_lowrank(residuals, q=found, niter=POWER_STEPS)
     variance[:found], basis[:, :found] = deviation.square() / samples, axes
     total = residuals.square().sum() / samples
-    sphere = (total / count).clamp(min=1e-12)
+    sphere = (total / count).clamp(min=LEAST_VARIANCE)
     rest = (total - variance.sum()).clamp(min=0) / (count - rank) if rank < count else sphere
     rest = (1 - SHRINKAGE) * rest + SHRINKAGE * sphere
     own = torch.maximum((1 - SHRINKAGE) * variance + SHRINKAGE * sphere, rest)

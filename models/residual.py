@@ -9,6 +9,7 @@ from models.heads import ROTATIONS
 
 RESIDUAL_RANK = 32
 POWER_STEPS = 4
+LEAST_RESIDUAL = 1e-3
 
 
 class PrincipalResidual(nn.Module):
@@ -26,13 +27,14 @@ class PrincipalResidual(nn.Module):
 
     def fit(self, features: Tensor, largest_logit: float) -> None:
         """[4, n, features] of the training images; the mean residual becomes as large as the mean largest logit."""
-        found = min(RESIDUAL_RANK, *features.shape[1:])
+        # Half of the directions at most: of few features, all but rounding would lie within as many as these.
+        found = max(1, min(RESIDUAL_RANK, features.shape[1], features.shape[2] // 2))
         self.mean = features.mean(dim=1, keepdim=True)
         self.axes = torch.stack(
             [torch.svd_lowrank(part, q=found, niter=POWER_STEPS)[2] for part in features - self.mean]
         )
         self.gain = torch.ones((), device=features.device)
-        self.gain = abs(largest_logit) / self.each_rotation(features).mean().clamp(min=1e-6)
+        self.gain = abs(largest_logit) / self.each_rotation(features).mean().clamp(min=LEAST_RESIDUAL)
 
     def each_rotation(self, features: Tensor) -> Tensor:
         """[4, n, features] -> [4, n, 1]."""

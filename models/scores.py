@@ -18,7 +18,9 @@ Said = Mapping[str, Tensor]
 """Ingredient -> [n, classes of the task]."""
 
 INGREDIENTS = ("logits", "tied", "shallow", "deep", "background", "residual")
-TINY, LEAST_SPREAD = 1e-12, 1e-6
+TINY = 1e-12
+LEAST_SPREAD, LEAST_SPREAD_OF_SUM = 0.05, 0.5
+"""Scores that hardly differ on a task's own images are not blown up beyond this: rounding would decide."""
 
 
 class Part(NamedTuple):
@@ -37,7 +39,7 @@ PARTS: dict[str, Part] = {
     "max_softmax": Part(("logits",), lambda said: -said["logits"].softmax(dim=1)),
     "energy": Part(("logits",), _energy),
     "mahalanobis": Part(("tied",), lambda said: said["tied"].clamp(min=TINY).log()),
-    "relative": Part(("deep", "background"), lambda said: said["deep"] - said["background"]),
+    "relative": Part(("tied", "background"), lambda said: said["tied"] - said["background"]),
     "vim": Part(("residual", "logits"), lambda said: said["residual"][:, :1] + _energy(said)),
     "shallow": Part(("shallow",), lambda said: said["shallow"]),
     "deep": Part(("deep",), lambda said: said["deep"]),
@@ -120,7 +122,7 @@ def standardise(decision: Decision, memory: Said, scale: float, shift: float) ->
         weights.append(1 / max(float(own.std(correction=0)), LEAST_SPREAD))
         bias -= weights[-1] * float(own.mean())
     scores = TaskScorer(decision, classes, scale, shift, tuple(weights), bias).scores(memory)
-    spread, usual = max(float(scores.std(correction=0)), LEAST_SPREAD), float(scores.median())
+    spread, usual = max(float(scores.std(correction=0)), LEAST_SPREAD_OF_SUM), float(scores.median())
     return TaskScorer(
         decision, classes, scale, shift, tuple(weight / spread for weight in weights), (bias - usual) / spread
     )

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.network import Network, NetworkConfig, rotations
+from models.network import Network, NetworkConfig
 from models.task_norm import TaskNorm
 from serving.bundle import ImageSpec
 from training import fit
 from training.augment import Augmentation
 from training.checkpoint import CURRENT
-from training.classifier import fit_calibration, fit_distances, fit_head
+from training.classifier import fit_calibration, fit_detectors, fit_head, task_said
 from training.config import FeatureLearning, HeadLearning, Preset
 from training.datasets import SOURCES, Images, Source
 from training.presets import PRESETS
@@ -92,8 +92,8 @@ def learn_task_head(network: Network, task: int, data: TaskData) -> None:
     """Step 2 and what follows it."""
     optimizer = adam(list(network.head(task).parameters()))
     list(fit_head(network, task, data, HEAD, Augmentation(), optimizer, range(2)))
-    fit_distances(network, task, data.train)
     fit_calibration(network, task, data.validation)
+    fit_detectors(network, task, data)
 
 
 def learn_task(network: Network, data: TaskData, make_optimizer: MakeOptimizer = adam) -> int:
@@ -114,8 +114,8 @@ def open_gates(network: Network, task: int, share: float) -> None:
             mask.logits[task].copy_(torch.where(opened, 1.0, -1.0))
 
 
-def finish_with_random_statistics(network: Network, task: int) -> None:
-    """As if the task had been learned: norms, head, calibration and distances that are nobody's default."""
+def finish_with_random_statistics(network: Network, task: int, copies: int = 4) -> None:
+    """As if the task had been learned: norms, head, calibration and detectors that are nobody's default."""
     with torch.no_grad():
         for norm in (layer.of(task) for layer in network.task_layers() if isinstance(layer, TaskNorm)):
             assert norm.running_mean is not None
@@ -126,24 +126,27 @@ def finish_with_random_statistics(network: Network, task: int) -> None:
                 norm.weight.copy_(torch.randn(norm.num_features))
                 norm.bias.copy_(torch.randn(norm.num_features))
         network.finish(task)
-        head, distance = network.head(task), network.distance(task)
+        head, config = network.head(task), network.config
         for values in (head.weight, head.bias, head.scale, head.shift):
             values.copy_(torch.randn(values.shape))
-        live = len(network.wires.after.live(task))
-        distance.means = torch.randn(4, head.classes, live) / live**0.5
-        distance.basis = torch.linalg.qr(torch.randn(4, live, min(live, 5))).Q
-        distance.gain = torch.randn(4, 1, min(live, 5)) / live**0.5
-        distance.level = torch.rand(4, 1, 1) / live**0.5
-        fill_ranges(network, task)
-    network.eval()
+        network.eval()
+        see(network, task, torch.rand(8, config.channels, config.height, config.width), copies)
 
 
 @torch.no_grad()
-def fill_ranges(network: Network, task: int) -> None:
-    """The activation ranges of random images, as learning records them."""
-    config = network.config
-    noise = torch.rand(8, config.channels, config.height, config.width)
-    network.activation_ranges(task).record(network.baked_body(task), [rotations(network.normalised(noise))])
+def see(network: Network, task: int, images: Tensor, copies: int = 1) -> None:
+    """Activation ranges, detectors and memory of images that are dealt out to the task's classes.
+
+    Detectors are fitted to every second image, or to so many copies of each with features that differ a little.
+    """
+    network.activation_ranges(task).record(network.baked_body(task), [network.turned(network.normalised(images))])
+    depths = network.rotated_depths(images[:: 2 if copies == 1 else 1], task)
+    if copies > 1:
+        depths = [features.repeat(1, copies, 1) for features in depths]
+        depths = [features * (0.5 + torch.rand_like(features)) for features in depths]
+    detector = network.detector(task)
+    detector.fit(depths, torch.arange(depths[0].shape[1]) % detector.classes, largest_logit=1.0)
+    detector.remember(task_said(network, task, (images[1::2] * 255).round().byte()))
 
 
 LABELS = ("zero", "one", "two", "three")

@@ -57,7 +57,7 @@ GREY = (128, 128, 128)
 
 
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
-    """Distances of the mean colour to four prototypes; logits are -8 times that."""
+    """Logits are -8 times the squared distance of the mean colour to four prototypes; it is as foreign as its log."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
     writer = GraphWriter(Path(), "fp32")
     constants: dict[str, Any] = {
@@ -67,6 +67,7 @@ def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
         "white": 255.0,
         "prototypes": prototypes,
         "steepness": -8.0,
+        "tiny": 1e-12,
     }
     for name, value in constants.items():
         writer.constant(name, value)
@@ -76,8 +77,10 @@ def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
     writer.add("Unsqueeze", "row", [FEATURES, "middle"], output="row")
     writer.add("Sub", "difference", ["row", "prototypes"], output="difference")
     writer.add("Mul", "square", ["difference", "difference"], output="square")
-    writer.add("ReduceSum", "distances", ["square", "colour"], output="distances", keepdims=0)
-    writer.add("Mul", "logits", ["distances", "steepness"], output="logits")
+    writer.add("ReduceSum", "apart", ["square", "colour"], output="apart", keepdims=0)
+    writer.add("Mul", "logits", ["apart", "steepness"], output="logits")
+    writer.add("Max", "separate", ["apart", "tiny"], output="separate")
+    writer.add("Log", "distances", ["separate"], output="distances")
     write_decision(writer, tiny_rule())
     widths = dict.fromkeys(OUTPUT_NAMES, 4) | {"scores": 2, "p_task": 2, FEATURES: 3}
     return writer.model(
@@ -87,7 +90,7 @@ def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
 
 
 def tiny_rule() -> Rule:
-    """99 validation images a task, at distances 0.001, 0.002 ... from their prototype."""
+    """99 validation images a task, at squared distances 0.001, 0.002 ... from their prototype."""
     scores = np.log(np.arange(1, 100) / 1000)
     return Rule(alpha=0.05, tasks=tuple(TaskRule.fit(scores, classes=len(labels)) for labels in LABELS))
 

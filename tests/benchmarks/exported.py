@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from export.__main__ import Exporter
 from export.evidence import Evidence
+from models import mixtures
 from models.network import Network, NetworkConfig
 from serving.bundle import Cascade, ImageSpec, Manifest
-from serving.decision import Rule, TaskRule
 from tests.helpers import FEATURES, HEAD, finish_with_random_statistics
 from training.config import Lesson, Preset, RunConfig
+from training.decisions import make_decider
 from training.evaluate import Run
 
 CLASSES = 2
+ENOUGH_IMAGES = 12
+"""Instead of some hundred for each component of a class: the shapes are those of the whole, and are fitted faster."""
 NO_IMAGES = np.empty((0, 32, 32, 3), np.uint8)
 
 
@@ -38,17 +42,20 @@ def half_open(config: NetworkConfig, tasks: int) -> Network:
             for mask in network.unit_masks():
                 opened = torch.randperm(mask.channels) < mask.channels // 2
                 mask.logits[task].copy_(torch.where(opened, 1.0, -1.0))
-        finish_with_random_statistics(network, task)
+        # As many components as a class of many images has.
+        with patch.object(mixtures, "ENOUGH_IMAGES", ENOUGH_IMAGES):
+            finish_with_random_statistics(network, task, copies=12)
     return network
 
 
-def random_run(config: NetworkConfig, tasks: int, name: str = "benchmark") -> Run:
-    """A run as if such a network had been learned; its rule thinks alike of all tasks."""
+def random_run(config: NetworkConfig, tasks: int, name: str = "benchmark", decision: str = "features") -> Run:
+    """A run as if such a network had been learned; every task remembers noise."""
     image = ImageSpec(height=config.height, width=config.width, mode="L" if config.channels == 1 else "RGB")
     labels = tuple(tuple(f"class {CLASSES * task + place}" for place in range(CLASSES)) for task in range(tasks))
     preset = Preset(name=name, dataset="none", image=image, network=config, features=FEATURES, head=HEAD)
-    rule = Rule(tasks=tuple(TaskRule.fit(np.linspace(-1, 1, 50), CLASSES) for _ in range(tasks)))
-    return Run(RunConfig(preset, 0, (Lesson(labels, "none"),)), half_open(config, tasks), rule, 0.0)
+    network = half_open(config, tasks)
+    decider = make_decider(network, decision, preset.alpha)
+    return Run(RunConfig(preset, 0, (Lesson(labels, "none"),)), network, decider, 0.0)
 
 
 def write_bundle(

@@ -9,9 +9,9 @@ import torch
 
 from export.verify import synthetic_images
 from models.network import NetworkConfig
-from serving.decision import Rule, TaskRule, scores_of_task
-from tests.benchmarks.exported import CLASSES, random_run, resnet, write_bundle
-from training.classifier import task_outputs
+from tests.benchmarks.exported import random_run, resnet, write_bundle
+from training.classifier import task_said
+from training.decisions import make_decider
 from training.evaluate import Run
 from training.presets import PRESETS
 from training.tasks import to_device
@@ -28,13 +28,13 @@ def digits_bundle(folder: Path) -> Path:
 
 
 def _bundle(folder: Path, name: str, config: NetworkConfig, tasks: int) -> Path:
-    run = random_run(config, tasks, name)
-    write_bundle(folder, replace(run, rule=_rule(run)))
+    write_bundle(folder, _remembering(random_run(config, tasks, name)))
     return folder
 
 
-def _rule(run: Run) -> Rule:
+def _remembering(run: Run) -> Run:
     """Half of the images pass for validation images, so that answers of both kinds come up."""
     pixels = to_device(synthetic_images(run.config.preset.image, 40)[::2], torch.device("cpu"))
-    said = [task_outputs(run.network, task, pixels) for task in range(len(run.network.heads))]
-    return Rule(tasks=tuple(TaskRule.fit(scores_of_task("mahalanobis", *outputs), CLASSES) for outputs in said))
+    for task in range(len(run.network.heads)):
+        run.network.detector(task).remember(task_said(run.network, task, pixels))
+    return replace(run, decider=make_decider(run.network, run.decider.name, run.rule.alpha))

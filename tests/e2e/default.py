@@ -15,7 +15,7 @@ from PIL import Image
 from serving.decision import Verdicts, judge
 from tests.helpers_serving import ROOT
 from training.datasets import load_source
-from training.evaluate import Run, all_outputs, known_and_unknown, open_run
+from training.evaluate import Run, known_and_unknown, open_run
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ class Line:
 
     def offline(self) -> Verdicts:
         """What evaluation decides, with torch and the masked network."""
-        return judge(all_outputs(self.run.network, self.pixels, CPU), self.run.rule)
+        return judge(self.run.outputs(self.pixels, CPU), self.run.rule)
 
 
 def learn_default(folder: Path) -> Line:

@@ -79,7 +79,8 @@ def test_served_answers_equal_evaluation_on_the_whole_test_split(line: Line, ser
         assert answer["p_task"] == pytest.approx(offline.p_task[row, offline.task[row]], abs=1e-4)
         assert answer["confidence"] == pytest.approx(offline.probability[row, offline.class_id[row]], abs=1e-4)
         scores = [task["unknown_score"] for task in answer["tasks"]]
-        assert scores == pytest.approx(offline.task_unknown_score[row].tolist(), abs=1e-4)
+        # Far from a task scores are large, and so is what 32 bits round off.
+        assert scores == pytest.approx(offline.task_unknown_score[row].tolist(), rel=1e-5, abs=1e-4)
 
 
 def test_the_command_line_answers_as_the_server_does(line: Line, server: Server, tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_an_answer_does_not_depend_on_its_batch(line: Line) -> None:
         for other, place in ((alone[row], 0), (shuffled, len(images) - 1 - row)):
             assert other.class_id[place] == together.class_id[row]
             assert other.known[place] == together.known[row]
-            assert other.unknown_score[place] == pytest.approx(together.unknown_score[row], abs=1e-5)
+            assert other.unknown_score[place] == pytest.approx(together.unknown_score[row], abs=1e-4)
 
 
 def test_a_given_task_answers_within_it(line: Line, server: Server) -> None:

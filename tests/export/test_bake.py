@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -13,7 +14,8 @@ from models.baked import Align
 from models.gated import GatedConv2d, GatedLinear
 from models.network import Network
 from models.resnet import BakedResidualBlock
-from tests.export.networks import finish_at_random, learn_at_random, pixels_for
+from serving.decision import NETWORK_NAMES
+from tests.export.networks import decider_for, finish_at_random, learn_at_random, pixels_for
 from tests.helpers import open_gates, tiny_network
 
 BACKBONES = {
@@ -36,11 +38,14 @@ def network_of_shares(method: str, backbone: str, seed: int, *shares: float) -> 
 def assert_baked_equals_network(network: Network, count: int = 3) -> None:
     pixels = torch.from_numpy(pixels_for(network, count))
     images = pixels.permute(0, 3, 1, 2) / 255
-    expected = [network.outputs(images, task) for task in range(len(network.heads))]
-    got = bake(network)(pixels)
-    for number, values in enumerate(got):
-        wanted = torch.cat([outputs[number] for outputs in expected], dim=1)
-        torch.testing.assert_close(values, wanted, atol=1e-5, rtol=1e-5)
+    decider = decider_for(network)
+    said = [network.detector(task).together(network.said(images, task)) for task in range(len(network.heads))]
+    expected = decider.outputs(said)
+    got = bake(network, decider.scorers)(pixels)
+    logits, distances = NETWORK_NAMES
+    np.testing.assert_allclose(got[0], expected[logits], atol=1e-5, rtol=1e-5)
+    # Distances are ratios of small numbers where a network has hardly any live feature.
+    np.testing.assert_allclose(got[1], expected[distances], atol=1e-2, rtol=1e-3)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -135,7 +140,7 @@ def test_live_channels_before_and_after_an_identity_shortcut(before: list[int], 
     shut_all_but(network, 0, BLOCK_OUTPUT, after)
     finish_at_random(network, 0)
     assert_baked_equals_network(network)
-    block = bake_task(network, 0).body[1]
+    block = bake_task(network, decider_for(network).scorers, 0).body[1]
     assert isinstance(block, BakedResidualBlock)
     assert isinstance(block.shortcut, Align)
     images = torch.randn(2, len(before), 4, 4)
@@ -153,7 +158,7 @@ def shape_of(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
 def test_baked_layers_have_live_channels_and_no_others(backbone: str) -> None:
     network = network_of_shares("hat", backbone, 0, 0.5)
     layers = [layer for layer in network.body.modules() if isinstance(layer, GatedConv2d | GatedLinear)]
-    baked = bake_task(network, 0)
+    baked = bake_task(network, decider_for(network).scorers, 0)
     plain = [layer for layer in baked.body.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     wanted = [
         (len(wires.before.live(0)) * wires.spread, len(wires.after.live(0)))
@@ -170,7 +175,7 @@ def test_baked_layers_have_live_channels_and_no_others(backbone: str) -> None:
 def test_baking_leaves_the_network_as_it_was() -> None:
     network = network_of_shares("hat", "resnet18", 0, 0.5)
     before: dict[str, Tensor] = {name: value.clone() for name, value in network.state_dict().items()}
-    baked = bake(network)
+    baked = bake(network, decider_for(network).scorers)
     with torch.no_grad():
         for parameter in baked.parameters():
             parameter.zero_()

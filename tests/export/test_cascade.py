@@ -6,29 +6,46 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from export import cascade
 from export.__main__ import main
 from export.cascade import Rotated, agreement, cascaded, choose_cascade
+from models.scores import DECISIONS, INGREDIENTS, TaskScorer
 from serving.bundle import Cascade, load_bundle
 from serving.decision import Rule, TaskRule
 from serving.runtime import Model
 from tests.export.networks import evidence_for, learned, pixels_for, put_run, run_of
+from training.decisions import Decider
 
 OFF = Cascade(candidates=None, agreement=None, images=0)
 
 
-def rule_of(tasks: int) -> Rule:
-    """Tasks of one class whose validation images were all at distances around 1."""
-    return Rule(tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=1),) * tasks)
+def decider_of(tasks: int) -> Decider:
+    """Tasks of one class whose validation images were all at distances around 0."""
+    scorer = TaskScorer(DECISIONS["deep"], 1, scale=1.0, shift=0.0, weights=(1.0,), bias=0.0)
+    rule = Rule(score="deep", tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=1),) * tasks)
+    return Decider("deep", (scorer,) * tasks, rule)
+
+
+def said_at(distances: NDArray[np.floating]) -> Rotated:
+    """Tasks of one class that are so far from images in each rotation, [4, images, tasks]."""
+    columns = torch.from_numpy(distances).split(1, dim=2)
+    tasks = [{**{name: torch.zeros_like(column) for name in INGREDIENTS}, "deep": column} for column in columns]
+    return Rotated(learned(sizes=(1,) * len(tasks)), decider_of(len(tasks)), tasks)
+
+
+def distances_of(images: int, tasks: int, surprising: int) -> NDArray[np.floating]:
+    """Upright, every image is nearest to task 0, then to task 1; turned, some turn out to be task 1's."""
+    distances = np.ones((4, images, tasks)) * np.arange(tasks)
+    if surprising:
+        distances[1:, :surprising, 1] = -3
+    return distances
 
 
 def said_of(images: int, tasks: int, surprising: int) -> Rotated:
-    """Upright, every image is nearest to task 0, then to task 1; turned, some turn out to be task 1's."""
-    distances = np.ones((4, images, tasks)) * np.arange(1, tasks + 1)
-    if surprising:
-        distances[1:, :surprising, 1] = 0.1
-    return Rotated(np.zeros_like(distances), distances)
+    return said_at(distances_of(images, tasks, surprising))
 
 
 def answer_with(patch: pytest.MonkeyPatch, said: Rotated) -> None:
@@ -39,34 +56,33 @@ def answer_with(patch: pytest.MonkeyPatch, said: Rotated) -> None:
 def choose(patch: pytest.MonkeyPatch, wanted: str, *, images: int, tasks: int, surprising: int = 0) -> Cascade:
     answer_with(patch, said_of(images, tasks, surprising))
     network = learned("hat", "convnet")
-    return choose_cascade(network, rule_of(tasks), pixels_for(network, images), wanted)
+    return choose_cascade(network, decider_of(tasks), pixels_for(network, images), wanted)
 
 
 def test_a_task_that_cannot_win_keeps_what_it_said_of_the_upright_image() -> None:
-    said, rule = said_of(2, 3, surprising=1), rule_of(3)
-    outputs = cascaded(said, rule, 1)["distances"]
-    assert outputs.tolist() == [[1, 2, 3], [1, 2, 3]]
-    outputs = cascaded(said, rule, 2)["distances"]
-    assert outputs == pytest.approx(np.array([[1, (2 + 0.3) / 4, 3], [1, 2, 3]]))
-    assert cascaded(said, rule, None)["distances"] == pytest.approx(outputs)
+    said = said_of(2, 3, surprising=1)
+    outputs = cascaded(said, 1)["distances"]
+    assert outputs.tolist() == [[0, 1, 2], [0, 1, 2]]
+    outputs = cascaded(said, 2)["distances"]
+    assert outputs.tolist() == [[0, (1 - 9) / 4, 2], [0, 1, 2]]
+    assert cascaded(said, None)["distances"].tolist() == outputs.tolist()
 
 
 def test_tasks_that_are_equally_near_are_all_seen() -> None:
     distances = np.stack([np.ones((1, 3)), *[np.full((1, 3), 5.0)] * 3])
-    outputs = cascaded(Rotated(np.zeros_like(distances), distances), rule_of(3), 1)
-    assert outputs["distances"].tolist() == [[4, 4, 4]]
+    assert cascaded(said_at(distances), 1)["distances"].tolist() == [[4, 4, 4]]
 
 
 def test_agreement_counts_classes_and_what_is_known() -> None:
-    assert agreement(said_of(1000, 3, surprising=10), rule_of(3), 1) == 0.99
-    assert agreement(said_of(1000, 3, surprising=10), rule_of(3), 2) == 1
-    said = said_of(4, 2, surprising=0)
+    assert agreement(said_of(1000, 3, surprising=10), 1) == 0.99
+    assert agreement(said_of(1000, 3, surprising=10), 2) == 1
+    distances = distances_of(4, 2, surprising=0)
     # The best task stays the best, but turned it does not know the image: without a cascade nothing does.
-    said.distances[1:, 0, 0] = 90
-    said.distances[:, 0, 1] = 95
-    assert agreement(said, rule_of(2), 1) == 1
-    said.distances[1:, 1, 1] = 0.5
-    assert agreement(said, rule_of(2), 1) == 0.75
+    distances[1:, 0, 0] = 90
+    distances[:, 0, 1] = 95
+    assert agreement(said_at(distances), 1) == 1
+    distances[1:, 1, 1] = -3
+    assert agreement(said_at(distances), 1) == 0.75
 
 
 def test_auto_is_off_with_fewer_than_a_thousand_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +132,7 @@ def test_the_manifest_records_the_cascade_and_the_graph_has_it(
 ) -> None:
     network = learned("hat", "convnet", (1, 1, 1))
     answer_with(monkeypatch, said_of(1000, 3, surprising=1))
-    run = put_run(monkeypatch, tmp_path / "run", run_of(network, rule_of(3)), evidence_for(network, 1000))
+    run = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network, 1000))
     assert main([str(run), "--out", str(tmp_path / "bundle"), "--cascade", wanted]) == 0
     manifest = load_bundle(tmp_path / "bundle").manifest
     assert manifest.cascade == (OFF if candidates is None else Cascade(candidates=1, agreement=0.999, images=1000))
@@ -133,7 +149,7 @@ def test_a_cascade_that_changes_answers_is_no_bundle(
 ) -> None:
     network = learned("hat", "convnet", (1, 1))
     answer_with(monkeypatch, said_of(40, 2, surprising=2))
-    run = put_run(monkeypatch, tmp_path / "run", run_of(network, rule_of(2)), evidence_for(network))
+    run = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network))
     (tmp_path / "place").mkdir()
     assert main([str(run), "--out", str(tmp_path / "place" / "bundle"), "--cascade", "on"]) == 2
     assert "error: --cascade on: at most 95.00% of 40 validation images" in capsys.readouterr().err

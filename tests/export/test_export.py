@@ -18,7 +18,7 @@ from export.opened import open_session, run_graph
 from export.verify import ALLOWED
 from export.writer import OPSET
 from serving.bundle import GOLDEN, INPUT_NAME, MANIFEST, RULE, Cascade, graph_name, load_bundle, part_name
-from serving.decision import FEATURES, OUTPUT_NAMES, complete, decide, threshold
+from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
 from serving.runtime import Model
 from tests.export.conftest import Exported
 from tests.helpers import (
@@ -30,7 +30,6 @@ from tests.helpers import (
 )
 from training import fit
 from training.checkpoint import CONFIG, CURRENT
-from training.evaluate import all_outputs
 
 
 def session_of(exported: Exported) -> ort.InferenceSession:
@@ -96,10 +95,11 @@ def test_the_graph_is_valid_with_a_dynamic_batch_and_the_agreed_names(exported: 
 def test_the_graph_answers_test_images_as_the_network_does(exported: Exported) -> None:
     pixels = tiny_source().test.pixels
     rule = exported.bundle.rule
-    wanted = complete(all_outputs(exported.run.network, pixels, torch.device("cpu")), rule)
+    wanted = complete(exported.run.outputs(pixels, torch.device("cpu")), rule)
     got = run_graph(session_of(exported), pixels)
     for name in OUTPUT_NAMES:
-        assert np.ptp(wanted[name], axis=0).min() > 0
+        # Tasks of so few images are sure of themselves: a probability may be 1 for all.
+        assert name not in NETWORK_NAMES or np.ptp(wanted[name], axis=0).min() > 0
         np.testing.assert_allclose(got[name], wanted[name], rtol=ALLOWED, atol=ALLOWED)
     assert decide(got, rule).class_id.tolist() == decide(wanted, rule).class_id.tolist()
 
@@ -110,7 +110,7 @@ def test_batches_of_one_and_five_agree(exported: Exported) -> None:
     for number in range(5):
         alone = run_graph(session, pixels[number : number + 1])
         for name in OUTPUT_NAMES:
-            np.testing.assert_allclose(alone[name][0], together[name][number], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(alone[name][0], together[name][number], rtol=ALLOWED, atol=ALLOWED)
 
 
 def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
@@ -120,7 +120,7 @@ def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
     for other in beside[1:]:
         for name in OUTPUT_NAMES:
             assert np.array_equal(other[name][0], beside[0][name][0])
-            assert not np.array_equal(other[name][1:], beside[0][name][1:])
+            assert name not in NETWORK_NAMES or not np.array_equal(other[name][1:], beside[0][name][1:])
 
 
 def test_golden_outputs_are_what_the_graph_says(exported: Exported) -> None:

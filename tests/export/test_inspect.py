@@ -55,7 +55,7 @@ def rich_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         patch.setattr(parity, "AGREEING", {})
         patch.setattr(parity, "AUROC_CHANGE", 2)
         test_cascade.answer_with(patch, test_cascade.said_of(40, 2, surprising=0))
-        folder = put_run(patch, place / "run", run_of(network, test_cascade.rule_of(2)), evidence_for(network))
+        folder = put_run(patch, place / "run", run_of(network), evidence_for(network))
         assert export([str(folder), "--out", str(place / "bundle"), "--precision", "int8", "--cascade", "on"]) == 0
     tasks = [task.model_dump(mode="json") for task in load_bundle(place / "bundle").manifest.tasks]
     edit_manifest(place / "bundle", before="859549a0961c", tasks=[{**tasks[0], "unchanged": True}, tasks[1]])

@@ -21,12 +21,13 @@ from export.publish import PublishError, check_remembers
 from models.network import Network
 from models.weight_mask import MaskedConv2d
 from serving.bundle import Cascade, Manifest, load_bundle
-from serving.decision import Rule, TaskRule
+from serving.decision import TaskRule
 from serving.shelf import Shelf
 from tests.export.conftest import Exported
-from tests.export.networks import evidence_for, learned, put_run, rule_for, run_of, with_another_task
+from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of, with_another_task
 from tests.helpers import HELD_OUT, use_tiny_preset
 from training import fit
+from training.decisions import Decider
 
 SIZES = (2, 3)
 Publish = Callable[..., int]
@@ -44,8 +45,8 @@ def publish(tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Pu
     monkeypatch.setattr(parity, "AGREEING", {})
     monkeypatch.setattr(parity, "AUROC_CHANGE", 2)
 
-    def do(network: Network, *options: str, rule: Rule | None = None) -> int:
-        folder = put_run(monkeypatch, tmp_path / "run", run_of(network, rule), evidence_for(network, 20))
+    def do(network: Network, *options: str, decider: Decider | None = None) -> int:
+        folder = put_run(monkeypatch, tmp_path / "run", run_of(network, decider), evidence_for(network, 20))
         return main([str(folder), "--publish", str(shelf.folder), *options])
 
     return do
@@ -143,9 +144,9 @@ def test_a_real_run_goes_on(
 def refused(publish: Publish, shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Publish what must be refused; why it was."""
 
-    def do(network: Network, *options: str, rule: Rule | None = None) -> str:
+    def do(network: Network, *options: str, decider: Decider | None = None) -> str:
         before, link = names(shelf), os.readlink(shelf.folder / "current")
-        assert publish(network, *options, rule=rule) == 2
+        assert publish(network, *options, decider=decider) == 2
         assert names(shelf) == before
         assert os.readlink(shelf.folder / "current") == link
         error = capsys.readouterr().err
@@ -173,8 +174,7 @@ def test_an_earlier_task_that_changed_by_a_bit_is_refused(
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     version = current(shelf).version
-    rule = rule_for(with_another_task(network))
-    error = refused(altered(network, one_bit), rule=rule)
+    error = refused(altered(network, one_bit))
     assert f"task 0: task0.fp32.bin is not what it was in version {version}" in error
     assert current(shelf).version == version
 
@@ -195,7 +195,7 @@ def test_signs_that_changed_are_refused(
     monkeypatch.setattr(command, "choose_cascade", lambda *_: chosen)
     network = learned("sup", "convnet", SIZES)
     assert publish(network) == 0
-    error = refused(altered(network, flip_a_sign), rule=rule_for(with_another_task(network)))
+    error = refused(altered(network, flip_a_sign))
     assert "all tasks: shared.fp32.bin is not what it was in version" in error
 
 
@@ -215,9 +215,11 @@ def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[...
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     grown = with_another_task(network)
-    first, *others = rule_for(grown).tasks
+    decider = decider_for(grown)
+    first, *others = decider.rule.tasks
     moved = TaskRule.fit(np.array(first.validation_scores) + 0.01, first.classes)
-    error = refused(grown, rule=Rule(tasks=(moved, *others)))
+    rule = decider.rule.model_copy(update={"tasks": (moved, *others)})
+    error = refused(grown, decider=replace(decider, rule=rule))
     assert "task 0: its validation scores are not those of version" in error
 
 
@@ -225,18 +227,16 @@ def test_answers_that_change_without_a_weight_are_refused(publish: Publish, refu
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     grown = with_another_task(network)
-    rule = rule_for(grown)
     grown.config = replace(grown.config, mean=grown.config.mean + 1e-3)
-    assert "fp32: task 0 gives other logits than in " in refused(grown, rule=rule)
+    assert "fp32: task 0 gives other logits than in " in refused(grown)
 
 
 def test_known_images_that_would_be_refused_are_a_refusal(publish: Publish, refused: Callable[..., str]) -> None:
     network = learned("hat", "convnet", SIZES)
-    rule = rule_for(network)
-    assert publish(network, rule=rule) == 0
+    assert publish(network) == 0
     grown = with_another_task(network)
-    strict = Rule(alpha=0.9, tasks=rule_for(grown).tasks)
-    error = refused(grown, rule=strict)
+    decider = decider_for(grown)
+    error = refused(grown, decider=replace(decider, rule=decider.rule.model_copy(update={"alpha": 0.9})))
     assert "known images would be refused as unknown; allowed 0" in error
 
 

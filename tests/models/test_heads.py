@@ -6,17 +6,14 @@ from models.heads import RotationHead
 from models.network import rotations
 
 
-def test_the_ensemble_scores_each_rotation_with_its_own_layer_and_calibrates_the_mean() -> None:
+def test_each_rotation_is_scored_with_its_own_layer() -> None:
     torch.manual_seed(0)
     head = RotationHead(features=5, classes=3)
     head.bias.data.normal_()
-    head.scale.fill_(2.0)
-    head.shift.fill_(-0.5)
     features = torch.randn(4, 6, 5)
     # Class c under rotation r stands at r * classes + c.
     own = [head.all_logits(features[turn])[:, turn * 3 : turn * 3 + 3] for turn in range(4)]
-    wanted = torch.stack(own).mean(dim=0) * 2 - 0.5
-    torch.testing.assert_close(head.ensemble(features), wanted)
+    torch.testing.assert_close(head.each_rotation(features), torch.stack(own))
 
 
 def test_a_live_part_says_the_same_on_the_features_that_are_left() -> None:
@@ -28,7 +25,8 @@ def test_a_live_part_says_the_same_on_the_features_that_are_left() -> None:
     features[:, :, others] = 0
     part = head.live_part(live)
     assert part.weight.shape == (4, 2, 3)
-    torch.testing.assert_close(part.ensemble(features[:, :, live]), head.ensemble(features))
+    torch.testing.assert_close(part.each_rotation(features[:, :, live]), head.each_rotation(features))
+    assert (part.scale, part.shift) == (head.scale, head.shift)
 
 
 def test_rotations_turn_pixels_by_quarter_circles_and_keep_images_together() -> None:

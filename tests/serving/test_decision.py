@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.decision import NETWORK_NAMES, OUTPUT_NAMES, SCORES, Rule, TaskRule, complete, decide, judge, threshold
+from serving.decision import NETWORK_NAMES, OUTPUT_NAMES, Rule, TaskRule, complete, decide, judge, threshold
 
 TASK = TaskRule.fit([1.0, 2.0, 3.0, 4.0], classes=2)
-RULE = Rule(score="max_logit", alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2)
+RULE = Rule(
+    score="max_logit", sharpness=2.0, alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2
+)
 LOGITS = np.array([[2.0, 0.0, 1.0, 1.0], [0.0, 4.0, -3.0, -9.0], [1.0, 1.0, 1.0, 1.0]])
-OUTPUTS = {"logits": LOGITS, "distances": np.ones_like(LOGITS)}
+OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,8 @@ def test_tied_validation_scores_count_each() -> None:
 
 def test_decision_by_hand() -> None:
     verdicts = judge(OUTPUTS, RULE)
-    # Row 0: scores -2 and -1 around the same center, so that one lies one further out; p-values 3/5 and 2/5.
-    nearer = 1 / (1 + math.exp(-SCORES["max_logit"].sharpness))
+    # Row 0: scores -2 and -1, so that one lies one further out; p-values 3/5 and 2/5.
+    nearer = 1 / (1 + math.exp(-2.0))
     assert verdicts.p_task[0] == pytest.approx([nearer, 1 - nearer])
     within = 1 / (1 + math.exp(-2))
     assert verdicts.p_within_task[0] == pytest.approx([within, 1 - within, 0.5, 0.5])
@@ -108,9 +110,10 @@ def test_rows_do_not_depend_on_each_other() -> None:
             assert np.array_equal(one[0], many[row])
 
 
-def test_mahalanobis_takes_the_nearest_class() -> None:
-    rule = Rule(score="mahalanobis", alpha=0.05, tasks=(TaskRule.fit(np.log([1.0, 2.0, 4.0]), classes=2),))
-    outputs = {"logits": np.zeros((2, 2)), "distances": np.array([[2.0, 9.0], [0.0, 9.0]])}
+def test_a_task_is_as_foreign_as_its_nearest_class() -> None:
+    rule = Rule(alpha=0.05, tasks=(TaskRule.fit([1.0, 2.0, 4.0], classes=2),))
+    outputs = {"logits": np.array([[0.0, 5.0]] * 2), "distances": np.array([[2.0, 9.0], [0.0, 9.0]])}
+    assert complete(outputs, rule)["scores"].tolist() == [[2.0], [0.0]]
     assert judge(outputs, rule).p_value == pytest.approx([3 / 4, 1.0])
 
 
@@ -126,25 +129,46 @@ def test_fit_refuses_scores_that_rank_nothing(scores: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"score": "guess"}, "allowed: mahalanobis, max_logit"), ({"alpha": 0.0}, "alpha"), ({"tasks": ()}, "tasks")],
+    [({"sharpness": 0.0}, "sharpness"), ({"alpha": 0.0}, "alpha"), ({"tasks": ()}, "tasks")],
 )
 def test_rule_refuses_bad_values(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Rule.model_validate({**RULE.model_dump(), **change})
 
 
+SCORES = st.integers(-60, 60).map(lambda quarter: quarter / 4)
+
+
+@st.composite
+def strangers(draw: st.DrawFn, images: int) -> tuple[TaskRule, list[list[float]]]:
+    """Another task, of any memory, and what it says of the images: anything."""
+    classes = draw(st.integers(1, 3))
+    memory = draw(st.lists(SCORES, min_size=1, max_size=10))
+    said = st.lists(SCORES, min_size=classes, max_size=classes)
+    return TaskRule.fit(memory, classes), draw(st.lists(said, min_size=images, max_size=images))
+
+
 @settings(deadline=None, max_examples=100)
-@given(
-    scores=st.lists(st.integers(-60, 60).map(lambda quarter: quarter / 4), min_size=2, max_size=40),
-    share=st.floats(0.0, 1.0, exclude_max=True),
-)
-def test_exchangeable_images_are_accepted_at_least_1_minus_alpha(scores: list[float], share: float) -> None:
-    """Whichever of n + 1 scores is the new one, at most alpha * (n + 1) of them are rejected (alpha >= 1 / (n + 1))."""
+@given(scores=st.lists(SCORES, min_size=2, max_size=40), share=st.floats(0.0, 1.0, exclude_max=True), others=st.data())
+def test_exchangeable_images_are_accepted_at_least_1_minus_alpha(
+    scores: list[float], share: float, others: st.DataObject
+) -> None:
+    """Whichever of n + 1 scores is the new one, at most alpha * (n + 1) of them are rejected (alpha >= 1 / (n + 1)).
+
+    So it is in expectation, and stays so whatever tasks were learned before and after, and whatever they say.
+    """
     smallest = 1 / len(scores)
     alpha = smallest + share * (0.999 - smallest)
-    rejected = 0
+    before, after = (others.draw(st.lists(strangers(len(scores)), max_size=2)) for _ in range(2))
+    rejected_alone = rejected = 0
     for new, score in enumerate(scores):
-        task = TaskRule.fit(scores[:new] + scores[new + 1 :], classes=1)
-        rule = Rule(score="max_logit", alpha=alpha, tasks=(task,))
-        rejected += not judge({"logits": np.array([[-score]]), "distances": np.zeros((1, 1))}, rule).known[0]
-    assert rejected <= alpha * len(scores) + 1e-9
+        own = TaskRule.fit(scores[:new] + scores[new + 1 :], classes=1), [[score]] * len(scores)
+        rejected_alone += not _known([own], new, alpha)
+        rejected += not _known([*before, own, *after], new, alpha)
+    assert rejected <= rejected_alone <= alpha * len(scores) + 1e-9
+
+
+def _known(tasks: list[tuple[TaskRule, list[list[float]]]], image: int, alpha: float) -> bool:
+    distances = np.array([[value for _, said in tasks for value in said[image]]])
+    rule = Rule(alpha=alpha, tasks=tuple(task for task, _ in tasks))
+    return bool(judge({"logits": np.zeros_like(distances), "distances": distances}, rule).known[0])

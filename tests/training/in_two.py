@@ -46,7 +46,7 @@ def learned(method: str, backbone: str) -> dict[str, Any]:
             torch.manual_seed(task)
             learn_task(network, tiny_task(channels, seed=task), adam)
             with torch.no_grad():
-                answers.append(network.eval().outputs(images, 0))
+                answers.append(list(network.eval().said(images, 0).values()))
     return {
         "losses": [value.detach() for value in losses],
         "gradients": gradients,

@@ -12,16 +12,19 @@ import pytest
 import torch
 from PIL import Image
 
+from models.scores import DECISIONS
+from serving.decision import judge
 from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_source, use_tiny_preset
 from training import fit
 from training.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
 from training.datasets import SOURCES, Source
-from training.evaluate import all_outputs, open_run
+from training.evaluate import Run, open_run
 from training.evaluate import main as evaluate
 from training.history import HISTORY
 
 FIRST, ADDED = "zero,one; two", "three,four"
 CPU = torch.device("cpu")
+UNCORRECTED = [name for name, decision in DECISIONS.items() if not decision.corrected]
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +76,7 @@ def copied(first_run: Path, tmp_path: Path) -> Path:
 
 def assert_same_run(got: Path, wanted: Path) -> None:
     assert_same_tensors(run_tensors(got), run_tensors(wanted))
-    assert load(got).progress.rules == load(wanted).progress.rules
+    assert load(got).progress.right == load(wanted).progress.right
     assert metrics(got) == metrics(wanted)
 
 
@@ -97,12 +100,37 @@ def test_several_tasks_may_come_at_once_or_one_by_one(copied: Path, first_run: P
 def test_earlier_tasks_answer_to_the_bit_as_before(copied: Path) -> None:
     before = open_run(copied, CPU)
     pixels = tiny_source().test.pixels
-    said = all_outputs(before.network, pixels, CPU)
+    said = before.outputs(pixels, CPU)
     assert run(copied, "--add-task", ADDED) == 0
     after = open_run(copied, CPU)
-    for name, values in all_outputs(after.network, pixels, CPU).items():
+    for name, values in after.outputs(pixels, CPU).items():
         assert values[:, :3].tobytes() == said[name].tobytes(), name
     assert after.rule.tasks[:2] == before.rule.tasks
+
+
+def own_images_accepted(run: Run) -> list[list[bool]]:
+    """For each of the first four tasks, which of its own test images are called known."""
+    test = tiny_source().test
+    return [judge(run.outputs(test.of(labels).pixels, CPU), run.rule).known.tolist() for labels in run.config.tasks[:4]]
+
+
+def test_a_fifth_task_changes_nothing_that_four_tasks_know(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, "--method", method, "--tasks", "zero; one; two; three") == 0
+    tensors, before = run_tensors(folder), {name: open_run(folder, CPU, name) for name in UNCORRECTED}
+    assert run(folder, "--add-task", "four") == 0
+    after = run_tensors(folder)
+    own = [name for name in tensors if name.startswith(("network.detectors.", "network.heads.", "network.ranges."))]
+    assert {f"network.detectors.{task}.memory" for task in range(4)} < set(own)
+    assert_same_tensors({name: after[name] for name in own}, {name: tensors[name] for name in own})
+    for name, earlier in before.items():
+        later = open_run(folder, CPU, name)
+        assert later.decider.scorers[:4] == earlier.decider.scorers, name
+        assert later.rule.tasks[:4] == earlier.rule.tasks, name
+        accepted, accepted_now = own_images_accepted(earlier), own_images_accepted(later)
+        assert sum(map(sum, accepted)) > 0, name
+        for then, now in zip(accepted, accepted_now, strict=True):
+            assert all(now[image] for image, known in enumerate(then) if known), name
 
 
 def test_no_old_image_is_looked_at(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from training import fit
 from training.checkpoint import METRICS, load, read_config
 from training.config import Lesson, RunConfig
 from training.datasets import DataError
-from training.evaluate import all_outputs, open_run
 from training.evaluate import main as evaluate
+from training.evaluate import open_run
 from training.tasks import task_data
 from training.unknowns import QUARANTINE, TEST_SHARE, Address, choose_unknowns, load_unknowns
 
@@ -95,13 +95,13 @@ def test_what_was_named_is_learned_as_one_task(run: Path, store: Store, url: str
     items = named(store, {"six": 20, "five": 25})
     before = open_run(run, CPU)
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
-    said = all_outputs(before.network, pixels, CPU)
+    said = before.outputs(pixels, CPU)
     assert add_unknowns(run, url) == 0
     config = read_config(run)
     assert config.tasks == (("zero", "one"), ("two", "three"), ("five", "six"))
     assert config.lessons[1].items == {label: tuple(items[label]) for label in ("five", "six")}
     after = open_run(run, CPU)
-    for name, values in all_outputs(after.network, pixels, CPU).items():
+    for name, values in after.outputs(pixels, CPU).items():
         assert values[:, :4].tobytes() == said[name].tobytes()
     assert after.rule.tasks[:2] == before.rule.tasks
     measured = json.loads((run / METRICS).read_text())
@@ -255,7 +255,7 @@ def test_it_is_resumed_from_the_images_it_began_with(run: Path, store: Store, ur
     store.name(more, "five", "ann")
     assert fit.main(["--out", str(run), "--resume"]) == 0
     assert_same_tensors(run_tensors(run), run_tensors(whole))
-    assert load(run).progress.rules == load(whole).progress.rules
+    assert load(run).progress.right == load(whole).progress.right
 
 
 def test_it_is_published_and_the_quarantine_is_told(run: Path, store: Store, url: str, shelf: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from models.network import Network
-from serving.decision import TaskRule
 from tests.helpers import (
     adam,
     assert_same_tensors,
@@ -24,6 +23,7 @@ from tests.helpers import (
 from training.checkpoint import CURRENT, PREVIOUS, Progress, RunError, load, save, write_json
 
 CLASSES = [2, 3, 2]
+RIGHT = {"features": 5, "fused": 6}
 BETWEEN, FEATURES, HEAD, WHOLE = "between tasks", "mid features", "mid head", "whole run"
 
 
@@ -31,23 +31,22 @@ def half_learned(method: str, where: str) -> tuple[Network, torch.optim.Optimize
     """A network as a run would save it there."""
     network = tiny_network(method)
     data = [tiny_task(1, seed=task, classes=classes) for task, classes in enumerate(CLASSES)]
-    rule = TaskRule.fit([0.1, 0.2], classes=CLASSES[0])
     learn_task(network, data[0])
     if where == BETWEEN:
-        return network, None, Progress(1, rules=(rule,))
+        return network, None, Progress(1, right=RIGHT)
     network.add_task(CLASSES[1])
     optimizer = learn_task_features(network, 1, data[1])
     if where == FEATURES:
-        return network, optimizer, Progress(1, "features", 1, 2.5, (rule,))
+        return network, optimizer, Progress(1, "features", 1, 2.5, RIGHT)
     network.finish(1)
     optimizer = adam(list(network.head(1).parameters()))
     network.head(1).all_logits(torch.randn(2, network.wires.after.channels)).sum().backward()
     optimizer.step()
     if where == HEAD:
-        return network, optimizer, Progress(1, "head", 1, 2.5, (rule,))
+        return network, optimizer, Progress(1, "head", 1, 2.5, RIGHT)
     learn_task_head(network, 1, data[1])
     learn_task(network, data[2])
-    return network, None, Progress(3, rules=(rule, rule, rule))
+    return network, None, Progress(3, right=RIGHT, decision="fused")
 
 
 def parameters_of(network: Network, progress: Progress) -> list[torch.nn.Parameter]:
@@ -72,8 +71,7 @@ def test_network_and_optimizer_come_back_bit_for_bit(method: str, where: str, tm
     network.eval()
     fresh.eval()
     for task in range(progress.task):
-        for got, wanted in zip(fresh.outputs(images, task), network.outputs(images, task), strict=True):
-            assert torch.equal(got, wanted)
+        assert_same_tensors(fresh.said(images, task), network.said(images, task))
     state, wanted_state = fresh.state_dict(), network.state_dict()
     # Room for the next task may or may not be there yet; everything learned must be.
     assert_same_tensors({name: state[name] for name in wanted_state}, wanted_state)

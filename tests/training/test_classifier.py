@@ -7,9 +7,11 @@ import torch
 
 from models.distance import RANK
 from models.network import Network
-from serving.decision import SCORES, scores_of_task
+from models.scores import DECISIONS, INGREDIENTS
 from tests.helpers import learn_task, learn_task_head, random_images, tiny_network, tiny_task
-from training.classifier import _temperature_scale, fit_calibration, fit_distances, fit_task_rule, task_outputs
+from training.calibration import Correction
+from training.classifier import _temperature_scale, fit_calibration, fit_detectors, task_said
+from training.decisions import make_decider
 from training.tasks import Batchable, TaskData
 
 
@@ -23,7 +25,9 @@ def learned() -> tuple[Network, TaskData]:
 
 @torch.no_grad()
 def logits_of(network: Network, data: Batchable) -> torch.Tensor:
-    return network.outputs(data.images(slice(None)), 0)[0]
+    """Calibrated."""
+    head = network.head(0)
+    return network.logits(data.images(slice(None)), 0) * head.scale + head.shift
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -84,23 +88,37 @@ def test_learning_a_head_changes_the_head_and_leaves_the_features() -> None:
         assert torch.equal(network.features(images, task), before)
     changed = {name for name, value in network.state_dict().items() if not torch.equal(value, state[name])}
     assert {"heads.0.weight", "heads.0.bias"} <= changed
-    assert all(name.startswith("heads.0.") for name in changed)
+    assert all(name.startswith(("heads.0.", "detectors.0.")) for name in changed)
 
 
-def test_distances_are_fitted_on_live_features_only(learned: tuple[Network, TaskData]) -> None:
+def test_detectors_are_fitted_on_live_features_only(learned: tuple[Network, TaskData]) -> None:
     network, data = learned
     live = len(network.wires.after.live(0))
     assert 0 < live < network.wires.after.channels
-    fit_distances(network, 0, data.train)
-    assert network.distance(0).means.shape == (4, 2, live)
-    assert network.distance(0).basis.shape == (4, live, min(live, RANK))
+    fit_detectors(network, 0, data)
+    detector = network.detector(0)
+    assert detector.tied.means.shape == (4, 2, live)
+    assert detector.tied.basis.shape == (4, live, min(live, RANK))
+    assert detector.deep.means.shape == (4, live, 2)
+    assert detector.background.means.shape == (4, 1, live)
+    assert detector.residual.mean.shape == (4, 1, live)
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_a_task_remembers_the_scores_of_its_validation_images(learned: tuple[Network, TaskData], score: str) -> None:
+def test_a_task_remembers_what_it_says_of_its_validation_images(learned: tuple[Network, TaskData]) -> None:
     network, data = learned
-    rule = fit_task_rule(network, 0, data.validation, score)
-    outputs = task_outputs(network, 0, data.validation.pixels)
+    said = task_said(network, 0, data.validation.pixels)
+    assert tuple(network.detector(0).remembered()) == INGREDIENTS
+    for name, values in network.detector(0).remembered().items():
+        assert values.shape == (len(data.validation), 2)
+        assert torch.equal(values, said[name]), name
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_task_remembers_the_scores_of_its_validation_images(learned: tuple[Network, TaskData], name: str) -> None:
+    network, data = learned
+    decider = make_decider(network, name, 0.05, [Correction(1.5, -0.5)])
+    rule = decider.rule.tasks[0]
+    scores = decider.scorers[0].scores(task_said(network, 0, data.validation.pixels))
     assert rule.classes == 2
     assert sum(rule.validation_counts) == len(data.validation)
-    assert rule.validation_scores == tuple(sorted(set(map(float, scores_of_task(score, *outputs)))))
+    assert rule.validation_scores == tuple(sorted(set(scores.tolist())))

@@ -221,5 +221,7 @@ def test_missing_data_is_said_in_words(tmp_path: Path) -> None:
         load_source("folder", SPEC, str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=f"no image in any class folder; expected .* in {tmp_path}/<class>/"):
         load_source("folder", SPEC, str(tmp_path))
-    with pytest.raises(DataError, match=r"dataset is 'imagenet'; allowed: digits, mnist, cifar10, .*, folder"):
+    with pytest.raises(
+        DataError, match=r"dataset is 'imagenet'; allowed: digits, mnist, fashion-mnist, cifar10, .*, folder"
+    ):
         load_source("imagenet", SPEC, None)

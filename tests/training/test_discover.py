@@ -16,7 +16,7 @@ from serving.decision import FEATURES
 from serving.quarantine import Arrival, Item
 from serving.quarantine.store import Store
 from serving.runtime import Model
-from tests.helpers import tiny_run
+from tests.helpers import tiny_run, tiny_source
 from training.discover import Seen, discover, group, main, see
 
 LABELS = ("zero", "one", "two", "three")
@@ -103,7 +103,13 @@ def test_images_of_another_version_are_shown_to_the_model(
 ) -> None:
     wrong = np.zeros(3, np.float32)
     kept = arrival(0, np.ones(5, np.float32), model.manifest.version, "two", 0.9)
-    store.add([kept, *[arrival(n, wrong, "older", "gone") for n in range(1, 30)]])
+    older = [arrival(n, wrong, "older", "gone") for n in range(1, 30)]
+    for place, pixels in enumerate(tiny_source().train.of(LABELS).pixels[::5]):
+        # Images of classes that were learned since.
+        content = io.BytesIO()
+        Image.fromarray(pixels[:, :, 0]).save(content, "PNG")
+        older[place] = older[place]._replace(content=content.getvalue())
+    store.add([kept, *older])
     strict = replace(model, bundle=replace(model.bundle, rule=model.bundle.rule.model_copy(update={"alpha": 0.5})))
     with caplog.at_level("INFO"):
         seen = {one.item.id: one for one in see(store, store.items(), strict)}
@@ -111,13 +117,13 @@ def test_images_of_another_version_are_shown_to_the_model(
     first, *others = store.items()
     assert (seen[first.id].best_guess, seen[first.id].confidence) == ("two", 0.9)
     assert seen[first.id].features.tolist() == [1.0] * 5
-    pixels = {item.id: np.asarray(Image.open(io.BytesIO(store.image(item.id))))[None, :, :, None] for item in others}
-    unknown = {number: strict.predict(one) for number, one in pixels.items()}
+    shown = {item.id: np.asarray(Image.open(io.BytesIO(store.image(item.id))))[None, :, :, None] for item in others}
+    unknown = {number: strict.predict(one) for number, one in shown.items()}
     # What the model knows by now is no unknown any more.
     assert set(seen) == {first.id, *(number for number, verdict in unknown.items() if not verdict.known[0])}
     assert 1 < len(seen) < 30
     for number in set(seen) - {first.id}:
-        outputs = model.run(pixels[number], features=True)
+        outputs = model.run(shown[number], features=True)
         np.testing.assert_allclose(seen[number].features, outputs[FEATURES][0], rtol=1e-4, atol=1e-4)
         assert seen[number].best_guess == LABELS[unknown[number].class_id[0]]
 

@@ -23,17 +23,17 @@ from training.metrics import (
 )
 
 ONE = TaskRule.fit([0.0], classes=2)
-RULE = Rule(score="max_logit", alpha=0.05, tasks=(ONE, ONE))
+RULE = Rule(score="max_logit", sharpness=2.0, alpha=0.05, tasks=(ONE, ONE))
 LOGITS = as_float([[5, 0, 1, 1], [0, 5, 9, 0], [0, 0, 5, 0], [9, 0, 0, 5]])
 """Of one image of each class; the second and the fourth look more like the other task's."""
-OUTPUTS = {"logits": LOGITS, "distances": np.ones_like(LOGITS)}
+OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
 CLASS_IDS = np.arange(4)
 
 
 def of_scores(scores: list[float]) -> dict[str, np.ndarray]:
-    """Outputs of a task with a single class, whose max-logit score is as given."""
-    logits = -as_float(scores)[:, None]
-    return {"logits": logits, "distances": np.ones_like(logits)}
+    """Outputs of a task with a single class that is as foreign as given."""
+    distances = as_float(scores)[:, None]
+    return {"logits": np.zeros_like(distances), "distances": distances}
 
 
 def told_apart(known: list[float], unknown: list[float], rule: Rule) -> UnknownMetrics:
@@ -65,9 +65,9 @@ def test_first_tasks_are_what_was_said_and_known_then() -> None:
     outputs, rule = first_tasks(OUTPUTS, RULE, 1)
     assert {name: values.tolist() for name, values in outputs.items()} == {
         "logits": LOGITS[:, :2].tolist(),
-        "distances": [[1, 1]] * 4,
+        "distances": (-LOGITS[:, :2]).tolist(),
     }
-    assert (rule.tasks, rule.score, rule.alpha) == ((ONE,), "max_logit", 0.05)
+    assert (rule.tasks, rule.score, rule.sharpness, rule.alpha) == ((ONE,), "max_logit", 2.0, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_average_leaves_out_what_could_not_be_tested() -> None:
 def test_til_accuracy_is_that_of_a_decision_within_the_task() -> None:
     draw = np.random.default_rng(0)
     logits, class_ids = draw.normal(size=(50, 4)), draw.integers(0, 4, 50)
-    outputs = {"logits": logits, "distances": np.ones_like(logits)}
+    outputs = {"logits": logits, "distances": -logits}
     given = [judge(outputs, RULE, given_task=task).class_id for task in range(2)]
     right = np.choose(task_of(class_ids, RULE), given) == class_ids
     assert til_accuracy(outputs, RULE, class_ids) == right.mean() != 1.0

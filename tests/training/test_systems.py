@@ -25,7 +25,7 @@ from training.calibration import corrected
 from training.checkpoint import load, read_config
 from training.config import FeatureLearning, HeadLearning, system_title
 from training.datasets import SOURCES, Source, join
-from training.evaluate import all_outputs, measure, open_run
+from training.evaluate import examine, measure, open_run
 from training.evaluate import main as evaluate
 from training.prediction import Reading, learned_logits
 from training.presets import PRESETS, choose_preset
@@ -154,7 +154,7 @@ def test_a_run_of_cross_entropy_exports_and_its_graph_equals_the_network(
     assert f"digits-{method}-ce version" in capsys.readouterr().out
     model, run = Model.load(bundle, provider="cpu"), open_run(folder, CPU)
     pixels = Sources(run.config).test_images()[0].test.pixels[:9]
-    wanted = all_outputs(run.network, pixels, CPU)
+    wanted = run.outputs(pixels, CPU)
     got = model.session.run(["logits", "distances"], {model.session.get_inputs()[0].name: pixels})
     np.testing.assert_allclose(got[0], wanted["logits"], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(got[1], wanted["distances"], rtol=1e-4, atol=1e-4)
@@ -196,7 +196,7 @@ def test_a_run_is_read_in_every_way_without_learning_again(name: str, method: st
     folder = run_of(studied, method, loss)
     before = (folder / "checkpoint.safetensors").read_bytes()
     run = open_run(folder, CPU)
-    result = measure(run, Sources(run.config), CPU, study.READINGS[name])
+    result = measure(examine(run, Sources(run.config), CPU, study.READINGS[name]))
     served = json.loads((folder / "metrics.json").read_text())
     assert result["prediction"] == name
     assert result["til_accuracy"] > 0.7
@@ -212,13 +212,9 @@ def test_argmax_is_that_of_the_logits_as_they_were_learned(studied: Path) -> Non
     known = Sources(run.config).test_images()[0].test.of(run.config.labels)
     with torch.no_grad():
         images = torch.from_numpy(known.pixels).permute(0, 3, 1, 2) / 255
-        # Scale and shift of the served rule are taken out again.
-        parts = [
-            (run.network.outputs(images, task)[0] - run.network.head(task).shift) / run.network.head(task).scale
-            for task in range(2)
-        ]
+        parts = [run.network.said(images, task)["logits"].mean(dim=0) for task in range(2)]
     guesses = np.array(run.config.labels)[torch.cat(parts, dim=1).argmax(dim=1).numpy()]
-    result = measure(run, Sources(run.config), CPU, Reading())
+    result = measure(examine(run, Sources(run.config), CPU, Reading()))
     assert result["cil_accuracy"] == pytest.approx((guesses == known.labels).mean(), abs=0.011)
 
 
@@ -267,7 +263,7 @@ def test_options_that_do_not_go_together_are_refused(
 def test_without_a_buffer_nothing_can_be_corrected(studied: Path) -> None:
     run = replace(open_run(run_of(studied, "sup", "ce"), CPU), correction_history=())
     with pytest.raises(Exception, match="this run keeps no images to correct its tasks by: learn one with --buffer"):
-        measure(run, Sources(run.config), CPU, Reading(is_corrected=True))
+        examine(run, Sources(run.config), CPU, Reading(is_corrected=True))
 
 
 def test_a_run_cannot_change_its_loss(studied: Path, capsys: pytest.CaptureFixture[str]) -> None:

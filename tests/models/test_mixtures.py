@@ -1,0 +1,114 @@
+"""Class mixtures against Gaussians that are written down one by one, with whole covariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from models import mixtures
+from models.mixtures import COMPONENTS, RANK, SHRINKAGE, ClassMixtures
+from tests.helpers import as_float
+
+Array = NDArray[np.float64]
+
+
+def slow_likelihoods(groups: list[Array], images: Array) -> Array:
+    """[4, n, features] of each component's images and of others -> [4, n, components].
+
+    2 / features times the negative log-density, without the constant that all Gaussians share.
+    """
+    turns, count = len(images), images.shape[2]
+    found = np.empty((turns, images.shape[1], len(groups)))
+    for turn in range(turns):
+        new = images[turn] / np.linalg.norm(images[turn], axis=1, keepdims=True)
+        for place, group in enumerate(groups):
+            own = group[turn] / np.linalg.norm(group[turn], axis=1, keepdims=True)
+            covariance = levelled(np.cov(own.T, bias=True).reshape(count, count))
+            difference = new - own.mean(axis=0)
+            squared = np.einsum("nf,fg,ng->n", difference, np.linalg.inv(covariance), difference)
+            found[turn, :, place] = (squared + np.linalg.slogdet(covariance).logabsdet) / count
+    return found
+
+
+def levelled(covariance: Array) -> Array:
+    """Drawn towards a sphere, and of one variance in all but its largest axes."""
+    count = len(covariance)
+    sphere = np.trace(covariance) / count
+    variance, axes = np.linalg.eigh(covariance)
+    if count > RANK:
+        variance[: count - RANK] = variance[: count - RANK].mean()
+    shrunk = (1 - SHRINKAGE) * variance + SHRINKAGE * sphere
+    if count <= RANK:
+        # No axis is left over to say what is usual: the sphere does, and no axis counts for less.
+        shrunk = np.maximum(shrunk, sphere)
+    return np.asarray(axes * shrunk @ axes.T)
+
+
+def clusters(count: int, per_cluster: int, centres: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[4, n, features] around centres far apart, and the centre of each; it is clear which axes vary most."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.arange(centres).repeat_interleave(per_cluster)
+    middles = 5 * torch.randn(centres, count, generator=generator)
+    spread = torch.cat([torch.linspace(2, 1, RANK - 2), torch.full((count,), 0.02)])[:count]
+    noise = torch.randn(4, len(centre), count, generator=generator) * spread
+    return middles[centre] + noise, centre
+
+
+@pytest.mark.parametrize("count", [5, RANK, RANK + 9])
+def test_one_gaussian_a_class(count: int) -> None:
+    train, classes = clusters(count, 40, 3)
+    images = torch.randn(4, 7, count)
+    shapes = ClassMixtures(3)
+    shapes.fit(train, classes)
+    assert shapes.components == 3
+    wanted = slow_likelihoods([as_float(train[:, classes == c]) for c in range(3)], as_float(images))
+    got = shapes.each_rotation(images)
+    assert as_float(got) == pytest.approx(wanted, rel=2e-3, abs=2e-3)
+    assert torch.equal(shapes.nearest(got[0]), got[0])
+
+
+def test_several_gaussians_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes of three clusters each; a class is as near as its nearest cluster."""
+    monkeypatch.setattr(mixtures, "ENOUGH_IMAGES", 40)
+    train, centre = clusters(RANK + 9, 40, 6)
+    shapes = ClassMixtures(2)
+    shapes.fit(train, centre // 3)
+    assert shapes.components == 6
+    images = torch.randn(4, 7, RANK + 9)
+    slow = slow_likelihoods([as_float(train[:, centre == c]) for c in range(6)], as_float(images))
+    got = shapes.each_rotation(images)
+    # Which cluster comes first is nobody's business, but it is the same in all rotations.
+    for own in (slice(0, 3), slice(3, 6)):
+        order = [np.abs(slow[0, :, own] - as_float(column)[:, None]).sum(axis=0).argmin() for column in got[0].T[own]]
+        assert sorted(order) == [0, 1, 2]
+        assert as_float(got[:, :, own]) == pytest.approx(slow[:, :, own][:, :, order], rel=2e-3, abs=2e-3)
+    wanted = slow.mean(axis=0).reshape(7, 2, 3).min(axis=2)
+    assert as_float(shapes.nearest(got.mean(dim=0))) == pytest.approx(wanted, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize(("images", "components"), [(30, 1), (99, 1), (100, 2), (220, COMPONENTS)])
+def test_a_class_has_as_many_components_as_its_images_can_tell(
+    images: int, components: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixtures, "ENOUGH_IMAGES", 50)
+    shapes = ClassMixtures(2)
+    # The smaller class decides for both.
+    classes = torch.tensor([0] * images + [1] * 300)
+    shapes.fit(torch.randn(4, len(classes), 24), classes)
+    assert shapes.components == 2 * components
+
+
+def test_an_image_is_likeliest_under_its_own_class() -> None:
+    train, classes = clusters(12, 30, 3)
+    shapes = ClassMixtures(3)
+    shapes.fit(train, classes)
+    assert torch.equal(shapes.nearest(shapes.each_rotation(train).mean(dim=0)).argmin(dim=1), classes)
+
+
+@pytest.mark.parametrize("features", [torch.ones(4, 4, 1), torch.zeros(4, 4, 3), torch.ones(4, 4, 3)])
+def test_features_that_say_nothing_still_give_finite_likelihoods(features: torch.Tensor) -> None:
+    shapes = ClassMixtures(2)
+    shapes.fit(features, torch.tensor([0, 1, 0, 1]))
+    assert shapes.each_rotation(features).isfinite().all()

@@ -1,0 +1,189 @@
+"""Which decision a run is served with, and that each is what it is called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from models.scores import DECISIONS
+from serving.decision import judge
+from tests.helpers import tiny_run, tiny_source, use_tiny_preset
+from training import fit
+from training.calibration import corrected
+from training.checkpoint import load
+from training.datasets import Images
+from training.decisions import CANDIDATES, added, all_said, choose, count_right, make_decider
+from training.evaluate import Run, open_run
+from training.evaluate import main as evaluate
+from training.prediction import learned_logits
+from training.sources import Sources
+from training.tasks import Batchable, task_data
+
+CPU = torch.device("cpu")
+UNCORRECTED = [name for name, decision in DECISIONS.items() if not decision.corrected]
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two tasks that keeps eight images."""
+    place = tmp_path_factory.mktemp("decisions") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        assert fit.main(["--out", str(place), "--buffer", "8"]) == 0
+    return place
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    return open_run(folder, CPU)
+
+
+def known_images(run: Run) -> Images:
+    return tiny_source().test.of(run.config.labels)
+
+
+def validation(run: Run, task: int) -> Batchable:
+    config = run.config
+    return task_data(Sources(config).of(config.lesson_of(task)), config, task, CPU).validation
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    exact = torch.from_numpy(np.asarray(logits, dtype=np.float64))
+    return np.asarray(exact.softmax(dim=1).numpy())
+
+
+def measured(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert evaluate([str(folder), "--json", *options]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+# ---- the paper's decisions
+
+
+@pytest.mark.parametrize("name", ["paper", "paper+c"])
+def test_the_papers_decision_is_the_softmax_of_all_logits_side_by_side(name: str, run: Run) -> None:
+    pixels = tiny_source().test.pixels
+    logits = learned_logits(run.network, pixels, CPU)["logits"].astype(np.float64)
+    wanted = corrected(logits, run.corrections, run.rule.task_of_class) if name == "paper+c" else logits
+    decider = make_decider(run.network, name, 0.05, run.corrections)
+    verdicts = judge(decider.outputs(all_said(run.network, pixels, CPU)), decider.rule)
+    assert (verdicts.class_id == wanted.argmax(axis=1)).all()
+    np.testing.assert_allclose(verdicts.probability, softmax(wanted), rtol=1e-4, atol=1e-7)
+    # It is neither that of the other, nor of calibrated logits.
+    other = logits if name == "paper+c" else corrected(logits, run.corrections, run.rule.task_of_class)
+    assert np.abs(verdicts.probability - softmax(other)).max() > 0.01
+
+
+def test_an_unknown_decision_is_refused(run: Run) -> None:
+    with pytest.raises(ValueError, match="decision is 'guess'; allowed: features, fused, mahalanobis, "):
+        make_decider(run.network, "guess", 0.05)
+
+
+def test_without_a_buffer_there_is_no_corrected_decision(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"decision paper\+c needs images .*: learn the run with --buffer"):
+        make_decider(run.network, "paper+c", 0.05)
+
+
+@pytest.mark.parametrize("name", UNCORRECTED)
+def test_corrections_change_no_other_decision(name: str, run: Run) -> None:
+    assert make_decider(run.network, name, 0.05, run.corrections) == make_decider(run.network, name, 0.05)
+
+
+@pytest.mark.parametrize("name", [name for name, decision in DECISIONS.items() if decision.standardised])
+def test_a_tasks_own_images_are_usual_to_it(name: str, run: Run) -> None:
+    decider = make_decider(run.network, name, 0.05)
+    for task, scorer in enumerate(decider.scorers):
+        scores = scorer.scores(run.network.detector(task).remembered())
+        assert float(scores.median()) == pytest.approx(0, abs=1e-4)
+        assert float(scores.std(correction=0)) == pytest.approx(1, abs=1e-4)
+
+
+# ---- the choice
+
+
+@pytest.mark.parametrize(
+    ("right", "chosen"),
+    [
+        ({}, CANDIDATES[0]),
+        (dict.fromkeys(CANDIDATES, 7), CANDIDATES[0]),
+        ({**dict.fromkeys(CANDIDATES, 7), "paper": 8}, "paper"),
+        ({"paper": 3, "fused": 3}, "fused"),
+        ({"somebody else's": 100, "max_logit": 1}, "max_logit"),
+    ],
+)
+def test_the_decision_that_was_right_most_often_is_chosen(right: dict[str, int], chosen: str) -> None:
+    assert choose(right) == chosen
+
+
+def test_counts_of_tasks_add_up() -> None:
+    assert added({"paper": 2, "fused": 3}, {"paper": 5, "fused": 0}) == {"paper": 7, "fused": 3}
+    assert added({}, {"paper": 5}) == {"paper": 5}
+
+
+def test_right_answers_are_counted_on_the_newest_task_among_all_classes(run: Run) -> None:
+    held = validation(run, 1)
+    right = count_right(run.network, held, 0.05)
+    assert tuple(right) == CANDIDATES
+    pixels = np.ascontiguousarray(held.pixels.permute(0, 2, 3, 1).numpy())
+    class_ids = held.local_classes.numpy() + 2
+    for name in CANDIDATES:
+        decider = make_decider(run.network, name, 0.05)
+        verdicts = judge(decider.outputs(all_said(run.network, pixels, CPU)), decider.rule)
+        assert right[name] == (verdicts.class_id == class_ids).sum()
+    guesses = learned_logits(run.network, pixels, CPU)["logits"].argmax(axis=1)
+    assert right["paper"] == (guesses == class_ids).sum()
+
+
+def test_a_run_counts_each_task_when_it_is_the_newest(run: Run, folder: Path) -> None:
+    total = 0
+    for task, classes in enumerate((2, 4)):
+        held = validation(run, task)
+        pixels = np.ascontiguousarray(held.pixels.permute(0, 2, 3, 1).numpy())
+        guesses = learned_logits(run.network, pixels, CPU)["logits"][:, :classes].argmax(axis=1)
+        total += int((guesses == held.local_classes.numpy() + 2 * task).sum())
+    progress = load(folder).progress
+    assert progress.right["paper"] == total
+    assert progress.decision == choose(progress.right) == run.decider.name == run.rule.score
+
+
+# ---- a run measured by another decision
+
+
+def test_evaluate_measures_by_the_decision_that_is_asked_for(
+    run: Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads((folder / "metrics.json").read_text())
+    assert measured(folder, capsys) == measured(folder, capsys, "--decision", "auto") == stored
+    assert measured(folder, capsys, "--decision", stored["decision"]) == stored
+    results = {name: measured(folder, capsys, "--decision", name) for name in DECISIONS}
+    assert {name: result["decision"] for name, result in results.items()} == {name: name for name in DECISIONS}
+    images = known_images(run)
+    logits = learned_logits(run.network, images.pixels, CPU)["logits"]
+    moved = corrected(logits, run.corrections, run.rule.task_of_class)
+    for name, said in (("paper", logits), ("paper+c", moved)):
+        guesses = np.array(run.config.labels)[said.argmax(axis=1)]
+        assert results[name]["cil_accuracy"] == (guesses == images.labels).mean()
+    assert len({json.dumps(result["nats"]) for result in results.values()}) > len(DECISIONS) / 2
+
+
+def test_evaluate_refuses_a_decision_that_the_run_does_not_allow(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_run(tmp_path / "run", "hat")
+    assert evaluate([str(plain), "--decision", "paper+c"]) == 2
+    assert "error: decision paper+c needs images to correct the tasks by" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluate([str(folder), "--decision", "guess"])
+    assert "invalid choice: 'guess' (choose from 'auto', 'features', 'fused'" in capsys.readouterr().err
