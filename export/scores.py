@@ -87,16 +87,20 @@ class IngredientWriter:
         return self._add("Add", "features/standardised", [levelled, correction])
 
     def _mixtures(self, name: str, depth: str, shapes: ClassMixtures) -> str:
-        writer, direction = self._writer, self._direction(depth)
-        along = self._add("MatMul", f"{name}/along", [direction, self._constant(f"{name}/axes", shapes.axes)])
+        writer, last = self._writer, self._writer.constant("last_axis", [-1])
+        centre = self._constant(f"{name}/centre", shapes.centre)
+        centred = self._add("Sub", f"{name}/centred", [self._direction(depth), centre])
+        along = self._add("MatMul", f"{name}/along", [centred, self._constant(f"{name}/axes", shapes.axes)])
         along = self._add("Sub", f"{name}/along", [along, self._constant(f"{name}/shifts", shapes.shifts)])
         rank = shapes.axes.shape[2] // shapes.components
         table = writer.constant(f"table{shapes.components}x{rank}", [0, 0, shapes.components, rank])
         along = self._add("Reshape", f"{name}/components", [along, table])
-        last = writer.constant("last_axis", [-1])
         explained = self._add("ReduceSumSquare", f"{name}/explained", [along, last], keepdims=0)
-        towards = self._add("MatMul", f"{name}/towards", [direction, self._constant(f"{name}/means", shapes.means)])
-        plain = self._add("Sub", f"{name}/plain", [self._constant(f"{name}/offsets", shapes.offsets), towards])
+        whole = self._add("ReduceSumSquare", f"{name}/whole", [centred, last], keepdims=1)
+        whole = self._add("Mul", f"{name}/whole", [whole, self._constant(f"{name}/levels", shapes.levels)])
+        towards = self._add("MatMul", f"{name}/towards", [centred, self._constant(f"{name}/means", shapes.means)])
+        plain = self._add("Sub", f"{name}/plain", [whole, towards])
+        plain = self._add("Add", f"{name}/plain", [plain, self._constant(f"{name}/offsets", shapes.offsets)])
         return self._add("Sub", f"{name}/likelihood", [plain, explained])
 
     def _distances(self, name: str, distances: ClassDistances) -> str:

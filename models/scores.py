@@ -18,7 +18,8 @@ Said = Mapping[str, Tensor]
 """Ingredient -> [n, classes of the task]."""
 
 INGREDIENTS = ("logits", "tied", "shallow", "deep", "background", "residual")
-TINY = 1e-12
+TINY = 1e-3
+"""A squared distance, per feature, that is as good as none."""
 LEAST_SPREAD, LEAST_SPREAD_OF_SUM = 0.05, 0.5
 """Scores that hardly differ on a task's own images are not blown up beyond this: rounding would decide."""
 
