@@ -195,21 +195,32 @@ def _rounded(value: float) -> float | None:
     return round(float(value), 6) if np.isfinite(value) else None
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__.splitlines()[0])
+def run_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """For a command about a finished run; `examine_chosen` takes what it parsed."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
     parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")
     add_options(parser)
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def examine_chosen(chosen: argparse.Namespace) -> Tested:
+    """The run that a command line names, on the test images that are at hand, by the decision that it names."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()
     prepare(device)
+    reading = reading_of(chosen)
+    run = open_run(chosen.run, device, chosen.decision)
+    return examine(run, Sources(run.config, chosen.data), device, reading)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = run_parser("training.evaluate", __doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    chosen = parser.parse_args(arguments)
     try:
-        reading = reading_of(chosen)
-        run = open_run(chosen.run, device, chosen.decision)
-        result = measure(examine(run, Sources(run.config, chosen.data), device, reading))
+        result = measure(examine_chosen(chosen))
     except (RunError, DataError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
