@@ -1,0 +1,105 @@
+"""The paper's theory (Sec. 3 and the appendix on definitions of TP) for a model as it is: losses and what bounds them.
+
+All losses are cross-entropies in nats, for images whose class is known: [n] images, T tasks, C classes. `p_in` is
+P'_k, what the detector of task k says of "this image is of task k"; "in" is the positive side of a detector.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
+
+SMALLEST = float(np.finfo(np.float64).tiny)
+"""A probability that was rounded to 0 counts as this, so that every loss is finite (708 nats at most)."""
+
+
+class Losses(NamedTuple):
+    """H_WP, H_TP and H_CIL [n], and H_OOD,k of every task's detector [n, T]."""
+
+    wp: Floats
+    tp: Floats
+    ood: Floats
+    cil: Floats
+
+
+def losses(p_within_task: Floats, p_task: Floats, p_in: Floats, class_ids: Integers, task_of_class: Integers) -> Losses:
+    """Of a model with CIL = WP x TP: WP is [n, C] and sums to one within a task, TP is [n, T], P' is [n, T]."""
+    tasks = task_of_class[class_ids]
+    wp, tp = _nats(_of(p_within_task, class_ids)), _nats(_of(p_task, tasks))
+    cil = _nats(_of(p_within_task * p_task[:, task_of_class], class_ids))
+    return Losses(wp, tp, detector_losses(p_in, tasks), cil)
+
+
+def detector_losses(p_in: Floats, tasks: Integers) -> Floats:
+    """H_OOD,k [n, T]: -log P'_k for an image of task k, -log(1 - P'_k) for any other."""
+    own = tasks[:, None] == np.arange(p_in.shape[1])
+    return np.where(own, _nats(p_in), -np.log1p(-np.minimum(p_in, 1 - np.finfo(np.float64).epsneg)))
+
+
+def detectors_from_tasks(p_task: Floats, temperatures: Floats | float = 1.0) -> Floats:
+    """The detectors that a TP implies: P'_k = P_k ** (1 / tau_k) (Theorem 2 i; with tau, its extension)."""
+    return np.asarray(p_task ** (1 / np.asarray(temperatures)))
+
+
+def tasks_from_detectors(p_in: Floats, temperatures: Floats | float = 1.0) -> Floats:
+    """The TP that detectors imply: P'_k ** (1 / tau_k), normalised (Theorem 2 ii; with tau, its extension)."""
+    raised = p_in ** (1 / np.asarray(temperatures))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+def implied_by_classes(p_class: Floats, task_of_class: Integers) -> tuple[Floats, Floats]:
+    """The WP [n, C] and the TP [n, T] of a CIL model that has neither (Theorem 4): shares of, and sums over, a task."""
+    p_task = np.stack([p_class[:, task_of_class == task].sum(axis=1) for task in np.unique(task_of_class)], axis=1)
+    return p_class / np.maximum(p_task, SMALLEST)[:, task_of_class], p_task
+
+
+def cil_bound(wp: Floats, tp: Floats) -> Floats:
+    """Theorem 1: H_CIL <= epsilon + delta, where H_WP <= epsilon and H_TP <= delta. At their values it is equality."""
+    return np.asarray(wp + tp)
+
+
+def detector_bound(tp: Floats, temperatures: Floats | float = 1.0) -> Floats:
+    """Theorem 2 i and its extension: what H_TP <= delta [n] leaves each implied detector to lose at most.
+
+    max(delta / tau_k, -log(1 - (1 - e^-delta) ** (1 / tau_k))), [n] for one tau or [n, T] for tau [T]; with tau = 1
+    both are delta.
+    """
+    tau = np.asarray(temperatures)
+    delta = tp[:, None] if tau.ndim else tp
+    return np.maximum(delta / tau, _nats(1 - _wrong(delta) ** (1 / tau)))
+
+
+def tp_bound(ood: Floats, tasks: Integers) -> Floats:
+    """Theorem 2 ii: H_TP <= e^delta_k0 * sum_k (1 - e^-delta_k) [n], for H_OOD,k <= delta_k and images of task k0."""
+    return np.asarray(np.exp(_of(ood, tasks)) * _wrong(ood).sum(axis=1))
+
+
+def cil_bound_of_detectors(wp: Floats, ood: Floats, tasks: Integers) -> Floats:
+    """Theorem 3: H_CIL <= epsilon + e^delta_k0 * sum_k (1 - e^-delta_k)."""
+    return np.asarray(wp + tp_bound(ood, tasks))
+
+
+def tempered_tp_bound(ood: Floats, tasks: Integers, temperatures: Floats | float = 1.0) -> Floats:
+    """Extension of Theorem 2, ii: delta_k0 / tau_k0 + sum_k w_k / (1 - w_k0), w_k = (1 - e^-delta_k) ** (1 / tau_k)."""
+    tau = np.broadcast_to(np.asarray(temperatures, dtype=np.float64), ood.shape)
+    wrong = _wrong(ood) ** (1 / tau)
+    return np.asarray(_of(ood / tau, tasks) + wrong.sum(axis=1) / np.maximum(1 - _of(wrong, tasks), SMALLEST))
+
+
+def _of(values: Floats, columns: Integers) -> Floats:
+    """Each row's entry in its own column."""
+    return np.take_along_axis(values, columns[:, None], axis=1)[:, 0]
+
+
+def _nats(probability: Floats) -> Floats:
+    return np.asarray(-np.log(np.maximum(probability, SMALLEST)))
+
+
+def _wrong(loss: Floats) -> Floats:
+    """1 - e^-loss: how much of its probability a detector gave to the wrong side."""
+    return np.asarray(-np.expm1(-loss))
