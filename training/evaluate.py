@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from models.network import Network
-from serving.decision import NETWORK_NAMES, Rule, judge
-from training import metrics
+from serving.decision import NETWORK_NAMES, Outputs, Rule, Verdicts, judge
+from training import metrics, theory
 from training.checkpoint import RunError, load, read_config
 from training.classifier import task_outputs
 from training.config import RunConfig
@@ -68,39 +69,87 @@ def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images
     return source.test.of(config.labels), source.test.of(set(source.classes) - set(config.labels))
 
 
-def measure(run: Run, sources: Sources, device: torch.device) -> dict[str, Any]:
-    """All metrics of a finished run, on the test images that are at hand."""
+@dataclass(frozen=True)
+class Tested:
+    """The test images of a run that are at hand, and what its network says of them."""
+
+    run: Run
+    known: Images
+    unknown: Images
+    outputs: Outputs
+    unknown_outputs: Outputs
+
+    @cached_property
+    def class_ids(self) -> NDArray[np.int64]:
+        """Of the known images."""
+        place = {label: class_id for class_id, label in enumerate(self.run.config.labels)}
+        return np.array([place[str(label)] for label in self.known.labels])
+
+    @cached_property
+    def tasks(self) -> NDArray[np.integer]:
+        """Of the known images."""
+        return metrics.task_of(self.class_ids, self.run.rule)
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """On the known images."""
+        return judge(self.outputs, self.run.rule)
+
+    @cached_property
+    def unknown_verdicts(self) -> Verdicts:
+        return judge(self.unknown_outputs, self.run.rule)
+
+    @cached_property
+    def losses(self) -> theory.Losses:
+        """On the known images; a task's detector is the one that TP implies (Theorem 2 i)."""
+        verdicts = self.verdicts
+        p_in = theory.detectors_from_tasks(verdicts.p_task)
+        return theory.losses(verdicts.p_within_task, verdicts.p_task, p_in, self.class_ids, self.run.rule.task_of_class)
+
+
+def examine(run: Run, sources: Sources, device: torch.device) -> Tested:
+    """Ask a finished run about the test images that are at hand, and name those that are not."""
     source, missing = sources.test_images()
     for problem in missing:
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
-    class_ids = np.array([run.config.labels.index(str(label)) for label in known.labels])
     outputs = all_outputs(run.network, known.pixels, device)
-    verdicts = judge(outputs, run.rule)
-    true_task = metrics.task_of(class_ids, run.rule)
+    none = {name: values[:0] for name, values in outputs.items()}
+    of_unknown = all_outputs(run.network, unknown.pixels, device) if len(unknown) else none
+    return Tested(run, known, unknown, outputs, of_unknown)
+
+
+def measure(tested: Tested) -> dict[str, Any]:
+    """All metrics of a run: what RUN/metrics.json holds."""
+    run, verdicts, class_ids, true_task = tested.run, tested.verdicts, tested.class_ids, tested.tasks
     per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
-    matrix = metrics.accuracy_matrix(outputs, run.rule, class_ids)
-    tasks = range(len(run.config.tasks))
+    matrix = metrics.accuracy_matrix(tested.outputs, run.rule, class_ids)
+    accuracies = metrics.after_each_task(tested.outputs, run.rule, class_ids)
     result: dict[str, Any] = {
         "method": run.config.method,
         "preset": run.config.preset.name,
         "seed": run.config.seed,
         "wall_seconds": round(run.seconds, 1),
-        "test_images": len(known),
-        "untested_tasks": [task for task in tasks if not (true_task == task).any()],
-        "cil_accuracy": float((verdicts.class_id == class_ids).mean()),
-        "til_accuracy": metrics.til_accuracy(outputs, run.rule, class_ids),
-        "tp_accuracy": float((verdicts.task == true_task).mean()),
+        "test_images": len(tested.known),
+        "untested_tasks": [task for task in range(len(run.config.tasks)) if not (true_task == task).any()],
+        **{name: value for name, value in accuracies[-1].items() if name != "forgetting"},
         "accepted_known": float(verdicts.known.mean()),
+        "average_incremental_accuracy": metrics.average_incremental_accuracy(accuracies),
+        "ece": metrics.calibration_error(verdicts.probability.max(axis=1), verdicts.class_id == class_ids),
         "task_auroc": metrics.mean_of(per_task),
         "task_auroc_per_task": per_task,
         "forgetting": metrics.forgetting(matrix),
+        "after_each_task": accuracies,
         "accuracy_matrix": matrix,
+        "nats": {
+            **{name: float(getattr(tested.losses, name).mean()) for name in ("wp", "tp", "cil")},
+            "ood_per_task": tested.losses.ood.mean(axis=0).tolist(),
+        },
         "unknown": None,
     }
-    if len(unknown):
-        result["unknown_images"] = len(unknown)
-        result["unknown"] = metrics.unknown_metrics(outputs, all_outputs(run.network, unknown.pixels, device), run.rule)
+    if len(tested.unknown):
+        result["unknown_images"] = len(tested.unknown)
+        result["unknown"] = metrics.unknown_metrics(verdicts, tested.unknown_verdicts, class_ids)
     return result
 
 
@@ -115,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     prepare(device)
     try:
         run = open_run(chosen.run, device)
-        result = measure(run, Sources(run.config, chosen.data), device)
+        result = measure(examine(run, Sources(run.config, chosen.data), device))
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -18,7 +18,7 @@ from training.classifier import fit_calibration, fit_distances, fit_head, fit_ra
 from training.config import RunConfig
 from training.datasets import DataError
 from training.device import choose_device, describe, prepare
-from training.evaluate import measure, open_run
+from training.evaluate import examine, measure, open_run
 from training.optimizers import make_optimizer
 from training.plan import Plan, make_parser, make_plan
 from training.publish import PublishError, mark_learned, publish
@@ -128,7 +128,8 @@ def fit(plan: Plan, reporter: Reporter) -> None:
         (folder / METRICS).unlink(missing_ok=True)
         write_config(folder, config)
     learner.learn(plan.sources)
-    result = measure(open_run(folder, device), plan.sources, device)
+    tested = examine(open_run(folder, device), plan.sources, device)
+    result = measure(tested)
     write_json(folder / METRICS, result)
     summary(result)
 

@@ -1,28 +1,57 @@
-"""How good a run is. Everything is a share between 0 and 1; where two groups are told apart, unknown is positive."""
+"""How good a run is. Everything is a share between 0 and 1; where two groups are told apart, unknown is positive.
+
+"Unknown" means: to be rejected. For all tasks together these are images of classes never learned; for one task's own
+detector, images of the other tasks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from serving.decision import Outputs, Rule, judge
+from serving.decision import Outputs, Rule, Verdicts, judge
 
 Floats = NDArray[np.floating[Any]]
 Matrix = list[list[float | None]]
 """None where a task has no test images."""
 
 
+CALIBRATION_BINS = 15
+
+
 class UnknownMetrics(TypedDict):
-    """Telling images of classes never learned from those of classes learned."""
+    """Telling images of classes never learned (positive, except where it is said) from those of classes learned."""
 
     auroc: float
+    aupr: float
+    """Area under precision and recall, unknown positive: chance is the share of unknown images."""
+    aupr_known: float
+    """The same with known positive: chance is the share of known images."""
     fpr95: float
+    oscr: float
     accepted_known: float
     rejected_unknown: float
+
+
+class Accuracies(TypedDict):
+    """After some task was learned, over all test images of the tasks learned by then; None where there are none."""
+
+    cil_accuracy: float | None
+    til_accuracy: float | None
+    tp_accuracy: float | None
+    forgetting: float
+
+
+class Stage(NamedTuple):
+    """What the network said of the test images of the tasks that it had learned by then."""
+
+    verdicts: Verdicts
+    class_ids: NDArray[np.integer]
+    rule: Rule
 
 
 def first_tasks(outputs: Outputs, rule: Rule, count: int) -> tuple[Outputs, Rule]:
@@ -45,20 +74,51 @@ def _accuracy(right: NDArray[np.bool_]) -> float | None:
     return float(right.mean()) if len(right) else None
 
 
-def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Matrix:
-    """Row i, column k: CIL accuracy on task k's images after task i was learned (k <= i)."""
+def stages(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> list[Stage]:
+    """The run as it was after each of its tasks."""
     true_task = task_of(class_ids, rule)
-    rows = []
+    every = []
     for count in range(1, len(rule.tasks) + 1):
         seen = true_task < count
-        verdicts = judge(*first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count))
-        right = verdicts.class_id == class_ids[seen]
-        rows.append([_accuracy(right[true_task[seen] == task]) for task in range(count)])
+        then, rule_then = first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count)
+        every.append(Stage(judge(then, rule_then), class_ids[seen], rule_then))
+    return every
+
+
+def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Matrix:
+    """Row i, column k: CIL accuracy on task k's images after task i was learned (k <= i)."""
+    rows = []
+    for verdicts, ids, rule_then in stages(outputs, rule, class_ids):
+        right, true_task = verdicts.class_id == ids, task_of(ids, rule_then)
+        rows.append([_accuracy(right[true_task == task]) for task in range(len(rule_then.tasks))])
     return rows
 
 
+def after_each_task(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> list[Accuracies]:
+    """CIL, TIL and TP accuracy and the forgetting rate, after each task was learned."""
+    matrix = accuracy_matrix(outputs, rule, class_ids)
+    return [
+        Accuracies(
+            cil_accuracy=_accuracy(verdicts.class_id == ids),
+            til_accuracy=_accuracy(right_within_task(verdicts, rule_then, ids)),
+            tp_accuracy=_accuracy(verdicts.task == task_of(ids, rule_then)),
+            forgetting=forgetting(matrix[: len(rule_then.tasks)]),
+        )
+        for verdicts, ids, rule_then in stages(outputs, rule, class_ids)
+    ]
+
+
+def average_incremental_accuracy(accuracies: Sequence[Accuracies]) -> float | None:
+    """Mean over tasks of the CIL accuracy, over everything learned by then, after the task was learned."""
+    return mean_of([each["cil_accuracy"] for each in accuracies])
+
+
 def forgetting(matrix: Matrix) -> float:
-    """Mean over all but the last task of (accuracy when first learned - accuracy at the end)."""
+    """The paper's forgetting rate after the last task t of the matrix: sum over k < t of (A_k^init - A_k^t) / (t - 1).
+
+    A_k^init is the CIL accuracy on task k's images when it had just been learned, A_k^t after task t. Below 0 where
+    accuracy rose; 0 after the first task, which has nothing to forget.
+    """
     pairs = [(matrix[task][task], matrix[-1][task]) for task in range(len(matrix) - 1)]
     drops = [first - last for first, last in pairs if first is not None and last is not None]
     return float(np.mean(drops)) if drops else 0.0
@@ -70,18 +130,30 @@ def task_of(class_ids: NDArray[np.integer], rule: Rule) -> NDArray[np.integer]:
     return tasks
 
 
+def right_within_task(verdicts: Verdicts, rule: Rule, class_ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether the class is the likeliest of its own task [n]: right if the task had been given."""
+    own = rule.task_of_class == task_of(class_ids, rule)[:, None]
+    right: NDArray[np.bool_] = np.where(own, verdicts.p_within_task, -1.0).argmax(axis=1) == class_ids
+    return right
+
+
 def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> float:
     """Accuracy when the task is given."""
-    true_task = task_of(class_ids, rule)
-    right = [
-        judge(outputs, rule, given_task=task).class_id[true_task == task] == class_ids[true_task == task]
-        for task in range(len(rule.tasks))
-    ]
-    return float(np.concatenate(right).mean())
+    return float(right_within_task(judge(outputs, rule), rule, class_ids).mean())
+
+
+def calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:
+    """ECE: |accuracy - mean confidence| in bins of equal width, weighted by how many answers fall into each.
+
+    `confidence` is the probability of the answer that was given, `right` whether it was right [n]; positive is right.
+    """
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    surplus = np.bincount(place, weights=confidence - right, minlength=bins)
+    return float(np.abs(surplus).sum() / len(confidence))
 
 
 def task_auroc(task_unknown_score: Floats, true_task: NDArray[np.integer]) -> list[float | None]:
-    """Each task's own detector: its test images against all other tasks' (the paper's AUC_k)."""
+    """Each task's own detector on its test images and all other tasks', which are positive (the paper's AUC_k)."""
     tasks = range(task_unknown_score.shape[1])
     if len(tasks) == 1:
         return []
@@ -94,16 +166,31 @@ def task_auroc(task_unknown_score: Floats, true_task: NDArray[np.integer]) -> li
     ]
 
 
-def unknown_metrics(known: Outputs, unknown: Outputs, rule: Rule) -> UnknownMetrics:
-    """AUROC and FPR at 95 % of knowns accepted, and both rates at the rule's own alpha."""
-    on_known, on_unknown = judge(known, rule), judge(unknown, rule)
+def oscr(known_score: Floats, right: NDArray[np.bool_], unknown_score: Floats) -> float:
+    """Open-set classification rate: area under knowns accepted AND classified right over unknowns accepted.
+
+    Positive is known here. That area is the share of pairs of a known and an unknown image in which the known one is
+    classified right and looks less unknown, so it is at most the accuracy.
+    """
+    if not right.any():
+        return 0.0
+    scores = np.concatenate([known_score[right], unknown_score])
+    is_unknown = np.repeat([0, 1], [int(right.sum()), len(unknown_score)])
+    return float(right.mean() * roc_auc_score(is_unknown, scores))
+
+
+def unknown_metrics(on_known: Verdicts, on_unknown: Verdicts, class_ids: NDArray[np.integer]) -> UnknownMetrics:
+    """How well images of classes never learned are told from those of `class_ids`; the rates are at alpha."""
     scores = np.concatenate([on_known.unknown_score, on_unknown.unknown_score])
     is_unknown = np.repeat([0, 1], [len(on_known.known), len(on_unknown.known)])
     # As elsewhere in the field: the share of unknowns let through when 95 % of the knowns are.
     let_through, accepted, _ = roc_curve(1 - is_unknown, -scores, drop_intermediate=False)
     return UnknownMetrics(
         auroc=float(roc_auc_score(is_unknown, scores)),
+        aupr=float(average_precision_score(is_unknown, scores)),
+        aupr_known=float(average_precision_score(1 - is_unknown, -scores)),
         fpr95=float(let_through[np.searchsorted(accepted, 0.95)]),
+        oscr=oscr(on_known.unknown_score, on_known.class_id == class_ids, on_unknown.unknown_score),
         accepted_known=float(on_known.known.mean()),
         rejected_unknown=float(1 - on_unknown.known.mean()),
     )

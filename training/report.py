@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,18 +62,31 @@ def summary(result: Mapping[str, Any]) -> None:
     table.add_row("TP accuracy", _percent(result["tp_accuracy"]), "right task")
     if result["task_auroc"] is not None:
         table.add_row("task AUROC", f"{result['task_auroc']:.4f}", "each task's own images against the other tasks'")
+    average = _percent(result["average_incremental_accuracy"])
+    table.add_row("average incremental", average, "mean CIL accuracy after each task, over the classes learned by then")
     table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
+    table.add_row("ECE", _percent(result["ece"]), "how far confidence is from accuracy, CIL")
     table.add_section()
     table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
     if unknown := result["unknown"]:
         table.add_row("unknown AUROC", f"{unknown['auroc']:.4f}", "learned classes against classes never learned")
+        table.add_row(
+            "unknown AUPR", f"{unknown['aupr']:.4f}", f"unknown positive; known positive: {unknown['aupr_known']:.4f}"
+        )
+        table.add_row("OSCR", f"{unknown['oscr']:.4f}", "knowns accepted and right, over unknowns accepted")
         table.add_row("FPR at 95 %", _percent(unknown["fpr95"]), "unknowns let through when 95 % of knowns are")
         table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
     console.print(table)
-    matrix = Table(title="CIL accuracy on each task's test images, % (row: after learning that task)")
-    matrix.add_column("after")
-    for task in range(len(result["accuracy_matrix"])):
-        matrix.add_column(f"task {task}", justify="right")
-    for task, row in enumerate(result["accuracy_matrix"]):
-        matrix.add_row(f"task {task}", *["-" if value is None else f"{100 * value:.1f}" for value in row])
-    console.print(matrix)
+    console.print(_over_time(result["after_each_task"], result["accuracy_matrix"]))
+
+
+def _over_time(accuracies: Sequence[Mapping[str, Any]], matrix: Sequence[Sequence[float | None]]) -> Table:
+    """The run after each of its tasks."""
+    table = Table(title="after each task, %: all test images of the tasks learned by then, and each task's (CIL)")
+    for name in ("after", "CIL", "TIL", "TP", "forgetting", *(f"task {task}" for task in range(len(matrix)))):
+        table.add_column(name, justify="left" if name == "after" else "right")
+    for task, (each, row) in enumerate(zip(accuracies, matrix, strict=True)):
+        values = [each[name] for name in ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting")]
+        cells = ["-" if value is None else f"{100 * value:.1f}" for value in (*values, *row)]
+        table.add_row(f"task {task}", *cells)
+    return table

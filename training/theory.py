@@ -71,7 +71,7 @@ def detector_bound(tp: Floats, temperatures: Floats | float = 1.0) -> Floats:
     """
     tau = np.asarray(temperatures)
     delta = tp[:, None] if tau.ndim else tp
-    return np.maximum(delta / tau, _nats(1 - _wrong(delta) ** (1 / tau)))
+    return np.asarray(np.maximum(delta / tau, _nats(1 - _wrong(delta) ** (1 / tau))))
 
 
 def tp_bound(ood: Floats, tasks: Integers) -> Floats:

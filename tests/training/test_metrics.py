@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
-from serving.decision import Rule, TaskRule
+from serving.decision import Rule, TaskRule, judge
 from tests.helpers import as_float
 from training.metrics import (
+    UnknownMetrics,
     accuracy_matrix,
+    after_each_task,
+    average_incremental_accuracy,
+    calibration_error,
     first_tasks,
     forgetting,
     mean_of,
+    oscr,
     task_auroc,
     task_of,
     til_accuracy,
@@ -28,6 +34,12 @@ def of_scores(scores: list[float]) -> dict[str, np.ndarray]:
     """Outputs of a task with a single class, whose max-logit score is as given."""
     logits = -as_float(scores)[:, None]
     return {"logits": logits, "distances": np.ones_like(logits)}
+
+
+def told_apart(known: list[float], unknown: list[float], rule: Rule) -> UnknownMetrics:
+    return unknown_metrics(
+        judge(of_scores(known), rule), judge(of_scores(unknown), rule), np.zeros(len(known), dtype=int)
+    )
 
 
 def single_task_rule(validation_scores: list[float]) -> Rule:
@@ -82,10 +94,16 @@ def test_a_single_task_has_none_to_be_told_from() -> None:
 
 
 def test_unknown_metrics_by_hand() -> None:
-    got = unknown_metrics(of_scores([1, 2, 3, 4]), of_scores([1.5, 5, 6]), single_task_rule([1, 2, 3, 4]))
+    got = told_apart([1, 2, 3, 4], [1.5, 5, 6], single_task_rule([1, 2, 3, 4]))
     assert got["auroc"] == pytest.approx((1 + 4 + 4) / 12)
     # Accepting 95 % of four knowns means accepting all, up to 4: of the unknowns only 1.5 gets through.
     assert got["fpr95"] == pytest.approx(1 / 3)
+    # Unknowns found, most unknown first: 6, 5, then 1.5 after the knowns 4, 3, 2.
+    assert got["aupr"] == pytest.approx((1 / 1 + 2 / 2 + 3 / 6) / 3)
+    # Knowns found, least unknown first: 1, then 2, 3, 4 after the unknown 1.5.
+    assert got["aupr_known"] == pytest.approx((1 / 1 + 2 / 3 + 3 / 4 + 4 / 5) / 4)
+    # One class, so all knowns are classified right.
+    assert got["oscr"] == pytest.approx(got["auroc"])
     # The p-values of 1, 2, 3, 4 are 1, 0.8, 0.6, 0.4: at alpha 0.5 the fourth is called unknown.
     assert got["accepted_known"] == pytest.approx(3 / 4)
     assert got["rejected_unknown"] == pytest.approx(2 / 3)
@@ -94,7 +112,7 @@ def test_unknown_metrics_by_hand() -> None:
 def test_fpr95_accepts_no_more_knowns_than_it_must() -> None:
     scores = [float(number) for number in range(20)]
     # Nineteen of twenty are 95 %. Unknowns that look exactly like knowns get through as often.
-    got = unknown_metrics(of_scores(scores), of_scores(scores), single_task_rule(scores))
+    got = told_apart(scores, scores, single_task_rule(scores))
     assert got["auroc"] == pytest.approx(0.5)
     assert got["fpr95"] == pytest.approx(0.95)
 
@@ -110,3 +128,59 @@ def test_a_task_without_test_images_is_not_measured() -> None:
     assert task_auroc(scores, np.array([1, 1])) == [None, None, None]
     assert mean_of([1.0, None, 0.5]) == 0.75
     assert mean_of([None]) is None
+
+
+def test_accuracies_after_each_task() -> None:
+    accuracies = after_each_task(OUTPUTS, RULE, CLASS_IDS)
+    assert accuracies == [
+        {"cil_accuracy": 1.0, "til_accuracy": 1.0, "tp_accuracy": 1.0, "forgetting": 0.0},
+        {"cil_accuracy": 0.5, "til_accuracy": 1.0, "tp_accuracy": 0.5, "forgetting": 0.5},
+    ]
+    assert average_incremental_accuracy(accuracies) == 0.75
+
+
+def test_the_average_leaves_out_what_could_not_be_tested() -> None:
+    accuracies = after_each_task({name: values[2:] for name, values in OUTPUTS.items()}, RULE, CLASS_IDS[2:])
+    assert accuracies[0]["cil_accuracy"] is None
+    assert average_incremental_accuracy(accuracies) == accuracies[1]["cil_accuracy"] == 0.5
+
+
+def test_til_accuracy_is_that_of_a_decision_within_the_task() -> None:
+    draw = np.random.default_rng(0)
+    logits, class_ids = draw.normal(size=(50, 4)), draw.integers(0, 4, 50)
+    outputs = {"logits": logits, "distances": np.ones_like(logits)}
+    given = [judge(outputs, RULE, given_task=task).class_id for task in range(2)]
+    right = np.choose(task_of(class_ids, RULE), given) == class_ids
+    assert til_accuracy(outputs, RULE, class_ids) == right.mean() != 1.0
+
+
+def test_calibration_error_by_hand() -> None:
+    # Of ten answers given with 0.75, five are right; of ten given with 1.0, all are.
+    confidence, right = np.repeat([0.75, 1.0], 10), np.array([True, False] * 5 + [True] * 10)
+    assert calibration_error(confidence, right) == pytest.approx(0.25 / 2)
+    # In one bin the two errors are one: 0.875 against 0.75.
+    assert calibration_error(confidence, right, bins=1) == pytest.approx(0.125)
+    assert calibration_error(np.array([0.6, 0.9]), np.array([True, False]), bins=2) == pytest.approx(0.25)
+    assert calibration_error(np.array([0.0]), np.array([False])) == 0.0
+
+
+def test_oscr_is_the_area_under_right_and_accepted_over_unknowns_accepted() -> None:
+    draw = np.random.default_rng(1)
+    known, right, unknown = draw.integers(0, 9, 40), draw.random(40) < 0.7, draw.integers(3, 14, 30)
+    levels = [-1, *range(14)]
+    accepted_right = [np.mean((known <= level) & right) for level in levels]
+    accepted_unknown = [np.mean(unknown <= level) for level in levels]
+    assert oscr(as_float(known), right, as_float(unknown)) == pytest.approx(
+        np.trapezoid(accepted_right, accepted_unknown)
+    )
+    assert oscr(as_float(known), np.zeros(40, dtype=bool), as_float(unknown)) == 0.0
+    # Told apart without a fault, it is the accuracy.
+    assert oscr(as_float(known), right, as_float(unknown) + 9) == pytest.approx(right.mean())
+
+
+def test_aupr_counts_unknown_as_positive() -> None:
+    rule = single_task_rule([1, 2, 3, 4])
+    got = told_apart([1, 2, 3, 4], [3.5] * 12, rule)
+    scores = [1, 2, 3, 4] + [3.5] * 12
+    assert got["aupr"] == pytest.approx(average_precision_score([0] * 4 + [1] * 12, scores))
+    assert got["aupr"] != pytest.approx(got["aupr_known"])
