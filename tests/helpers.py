@@ -185,6 +185,8 @@ def use_tiny_preset(patch: pytest.MonkeyPatch, **feature_changes: Any) -> None:
     preset = replace(TINY_PRESET, features=replace(TINY_PRESET.features, **feature_changes))
     patch.setitem(PRESETS, "digits", preset)
     patch.setitem(SOURCES, "tiny", tiny_source)
+    # Drawing the report takes longer than learning; test_report_page.py draws it.
+    patch.setattr(fit, "write_page", lambda *_: None)
 
 
 def tiny_run(folder: Path, method: str) -> Path:

@@ -49,7 +49,7 @@ _CONFIG = TypeAdapter(RunConfig)
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    _replace(folder / CONFIG, _CONFIG.dump_json(config, indent=2) + b"\n")
+    replace_file(folder / CONFIG, _CONFIG.dump_json(config, indent=2) + b"\n")
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -136,10 +136,11 @@ def load(folder: Path) -> Checkpoint:
 
 def write_json(path: Path, content: object) -> None:
     """Replace a JSON file at once, so that a reader sees the old one or the new one."""
-    _replace(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+    replace_file(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file at once and for good: a reader, or a crash, finds the old one or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
     _sync(temporary)

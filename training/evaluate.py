@@ -39,6 +39,10 @@ class Run:
     rule: Rule
     seconds: float
 
+    @property
+    def title(self) -> str:
+        return f"{self.config.preset.name}, {self.config.method.upper()}+CSI, seed {self.config.seed}"
+
 
 def open_run(folder: Path, device: torch.device) -> Run:
     """Load a finished run, or say what is missing."""
@@ -78,6 +82,7 @@ class Tested:
     unknown: Images
     outputs: Outputs
     unknown_outputs: Outputs
+    decide: metrics.Decision = judge
 
     @cached_property
     def class_ids(self) -> NDArray[np.int64]:
@@ -93,11 +98,11 @@ class Tested:
     @cached_property
     def verdicts(self) -> Verdicts:
         """On the known images."""
-        return judge(self.outputs, self.run.rule)
+        return self.decide(self.outputs, self.run.rule)
 
     @cached_property
     def unknown_verdicts(self) -> Verdicts:
-        return judge(self.unknown_outputs, self.run.rule)
+        return self.decide(self.unknown_outputs, self.run.rule)
 
     @cached_property
     def losses(self) -> theory.Losses:
@@ -123,8 +128,8 @@ def measure(tested: Tested) -> dict[str, Any]:
     """All metrics of a run: what RUN/metrics.json holds."""
     run, verdicts, class_ids, true_task = tested.run, tested.verdicts, tested.class_ids, tested.tasks
     per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
-    matrix = metrics.accuracy_matrix(tested.outputs, run.rule, class_ids)
-    accuracies = metrics.after_each_task(tested.outputs, run.rule, class_ids)
+    matrix = metrics.accuracy_matrix(tested.outputs, run.rule, class_ids, tested.decide)
+    accuracies = metrics.after_each_task(tested.outputs, run.rule, class_ids, tested.decide)
     result: dict[str, Any] = {
         "method": run.config.method,
         "preset": run.config.preset.name,
@@ -135,15 +140,15 @@ def measure(tested: Tested) -> dict[str, Any]:
         **{name: value for name, value in accuracies[-1].items() if name != "forgetting"},
         "accepted_known": float(verdicts.known.mean()),
         "average_incremental_accuracy": metrics.average_incremental_accuracy(accuracies),
-        "ece": metrics.calibration_error(verdicts.probability.max(axis=1), verdicts.class_id == class_ids),
+        "ece": _rounded(metrics.calibration_error(verdicts.probability.max(axis=1), verdicts.class_id == class_ids)),
         "task_auroc": metrics.mean_of(per_task),
         "task_auroc_per_task": per_task,
         "forgetting": metrics.forgetting(matrix),
         "after_each_task": accuracies,
         "accuracy_matrix": matrix,
         "nats": {
-            **{name: float(getattr(tested.losses, name).mean()) for name in ("wp", "tp", "cil")},
-            "ood_per_task": tested.losses.ood.mean(axis=0).tolist(),
+            **{name: _rounded(getattr(tested.losses, name).mean()) for name in ("wp", "tp", "cil")},
+            "ood_per_task": [_rounded(value) for value in tested.losses.ood.mean(axis=0)],
         },
         "unknown": None,
     }
@@ -151,6 +156,11 @@ def measure(tested: Tested) -> dict[str, Any]:
         result["unknown_images"] = len(tested.unknown)
         result["unknown"] = metrics.unknown_metrics(verdicts, tested.unknown_verdicts, class_ids)
     return result
+
+
+def _rounded(value: float) -> float:
+    """What a network says depends in its last bits on which images it is asked about together."""
+    return round(float(value), 6)
 
 
 def main(arguments: list[str] | None = None) -> int:

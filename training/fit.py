@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +19,17 @@ from training.config import RunConfig
 from training.datasets import DataError
 from training.device import choose_device, describe, prepare
 from training.evaluate import examine, measure, open_run
+from training.history import Epoch
 from training.optimizers import make_optimizer
 from training.plan import Plan, make_parser, make_plan
 from training.publish import PublishError, mark_learned, publish
 from training.randomness import seed_everything
 from training.report import Reporter, summary
+from training.report_page import write_page
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
+from training.tracking import Tracking, check_installed
 
 SCORE = Rule.model_fields["score"].default
 
@@ -34,11 +37,14 @@ SCORE = Rule.model_fields["score"].default
 class Learner:
     """A network on its way through the tasks of a run; everything it knows is in the run's checkpoint."""
 
-    def __init__(self, folder: Path, config: RunConfig, device: torch.device, reporter: Reporter) -> None:
+    def __init__(
+        self, folder: Path, config: RunConfig, device: torch.device, reporter: Reporter, tracking: Tracking
+    ) -> None:
         self.folder = folder
         self.config = config
         self.device = device
         self.reporter = reporter
+        self.tracking = tracking
         seed_everything(config.seed, "network")
         self.network = Network(config.preset.network)
         self.progress = Progress()
@@ -102,7 +108,9 @@ class Learner:
         with self.reporter.bar(name, epochs.start, epochs.stop) as bar:
             for epoch in epochs:
                 seed_everything(self.config.seed, task, phase, epoch)
+                begun = time.monotonic()
                 loss = next(losses)
+                self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
                 self._save(replace(self.progress, epoch=epoch + 1), optimizer)
                 bar.advance(loss)
 
@@ -113,25 +121,30 @@ class Learner:
         save(self.folder, self.network, optimizer, self.progress)
 
 
-def fit(plan: Plan, reporter: Reporter) -> None:
-    """Learn, measure, write RUN/metrics.json and show it."""
+def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequence[str]) -> None:
+    """Learn, measure, write RUN/metrics.json and RUN/report.html, and show the metrics."""
     folder, config = plan.folder, plan.config
+    check_installed(trackers)
     device = choose_device()
     prepare(device)
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
     folder.mkdir(parents=True, exist_ok=True)
-    learner = Learner(folder, config, device, reporter)
+    tracking = Tracking(folder, config, trackers)
+    learner = Learner(folder, config, device, reporter, tracking)
     if plan.begun:
         learner.restore()
     if plan.grown:
         # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
         (folder / METRICS).unlink(missing_ok=True)
         write_config(folder, config)
+    tracking.begin(learner.progress, command)
     learner.learn(plan.sources)
     tested = examine(open_run(folder, device), plan.sources, device)
     result = measure(tested)
     write_json(folder / METRICS, result)
+    tracking.measured(result)
     summary(result)
+    write_page(folder, tested, result)
 
 
 def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
@@ -154,7 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     reporter = Reporter()
     try:
         plan = make_plan(chosen)
-        fit(plan, reporter)
+        words = sys.argv[1:] if arguments is None else arguments
+        fit(plan, reporter, ["python", "-m", "training.fit", *words], chosen.log)
         finish(plan, chosen.publish, reporter)
     except PublishError as error:
         # The exporter has said why.

@@ -7,7 +7,7 @@ detector, images of the other tasks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,14 @@ Matrix = list[list[float | None]]
 
 
 CALIBRATION_BINS = 15
+
+
+class Decision(Protocol):
+    """From what a network says to verdicts: the rule that is served, or another to compare it with."""
+
+    def __call__(
+        self, outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None
+    ) -> Verdicts: ...
 
 
 class UnknownMetrics(TypedDict):
@@ -74,29 +82,31 @@ def _accuracy(right: NDArray[np.bool_]) -> float | None:
     return float(right.mean()) if len(right) else None
 
 
-def stages(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> list[Stage]:
+def stages(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> list[Stage]:
     """The run as it was after each of its tasks."""
     true_task = task_of(class_ids, rule)
     every = []
     for count in range(1, len(rule.tasks) + 1):
         seen = true_task < count
         then, rule_then = first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count)
-        every.append(Stage(judge(then, rule_then), class_ids[seen], rule_then))
+        every.append(Stage(decide(then, rule_then), class_ids[seen], rule_then))
     return every
 
 
-def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Matrix:
+def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> Matrix:
     """Row i, column k: CIL accuracy on task k's images after task i was learned (k <= i)."""
     rows = []
-    for verdicts, ids, rule_then in stages(outputs, rule, class_ids):
+    for verdicts, ids, rule_then in stages(outputs, rule, class_ids, decide):
         right, true_task = verdicts.class_id == ids, task_of(ids, rule_then)
         rows.append([_accuracy(right[true_task == task]) for task in range(len(rule_then.tasks))])
     return rows
 
 
-def after_each_task(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> list[Accuracies]:
+def after_each_task(
+    outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge
+) -> list[Accuracies]:
     """CIL, TIL and TP accuracy and the forgetting rate, after each task was learned."""
-    matrix = accuracy_matrix(outputs, rule, class_ids)
+    matrix = accuracy_matrix(outputs, rule, class_ids, decide)
     return [
         Accuracies(
             cil_accuracy=_accuracy(verdicts.class_id == ids),
@@ -104,7 +114,7 @@ def after_each_task(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]
             tp_accuracy=_accuracy(verdicts.task == task_of(ids, rule_then)),
             forgetting=forgetting(matrix[: len(rule_then.tasks)]),
         )
-        for verdicts, ids, rule_then in stages(outputs, rule, class_ids)
+        for verdicts, ids, rule_then in stages(outputs, rule, class_ids, decide)
     ]
 
 
@@ -137,9 +147,9 @@ def right_within_task(verdicts: Verdicts, rule: Rule, class_ids: NDArray[np.inte
     return right
 
 
-def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> float:
+def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> float:
     """Accuracy when the task is given."""
-    return float(right_within_task(judge(outputs, rule), rule, class_ids).mean())
+    return float(right_within_task(decide(outputs, rule), rule, class_ids).mean())
 
 
 def calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:

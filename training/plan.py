@@ -11,6 +11,7 @@ from training.config import METHODS, PRESETS, Lesson, RunConfig, choose_preset
 from training.datasets import kind_of, load_source
 from training.sources import Sources
 from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks
+from training.tracking import TRACKERS
 from training.unknowns import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 
 DEFAULT_RUN = Path("runs/digits")
@@ -142,6 +143,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")
     parser.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="which classes make which task")
     parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
+    parser.add_argument(
+        "--log", action="append", choices=sorted(TRACKERS), default=[], help="keep losses and metrics there too, in RUN"
+    )
     later = parser.add_argument_group("going on with a run")
     later.add_argument("--resume", action="store_true", help="go on with the run in --out where it stopped")
     later.add_argument("--add-task", metavar='"bus,tram"', help="teach the finished run in --out new classes")

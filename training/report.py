@@ -77,16 +77,31 @@ def summary(result: Mapping[str, Any]) -> None:
         table.add_row("FPR at 95 %", _percent(unknown["fpr95"]), "unknowns let through when 95 % of knowns are")
         table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
     console.print(table)
-    console.print(_over_time(result["after_each_task"], result["accuracy_matrix"]))
+    console.print(_over_time(result["after_each_task"]))
+    console.print(_matrix(result["accuracy_matrix"]))
 
 
-def _over_time(accuracies: Sequence[Mapping[str, Any]], matrix: Sequence[Sequence[float | None]]) -> Table:
+def _over_time(accuracies: Sequence[Mapping[str, float | None]]) -> Table:
     """The run after each of its tasks."""
-    table = Table(title="after each task, %: all test images of the tasks learned by then, and each task's (CIL)")
-    for name in ("after", "CIL", "TIL", "TP", "forgetting", *(f"task {task}" for task in range(len(matrix)))):
-        table.add_column(name, justify="left" if name == "after" else "right")
-    for task, (each, row) in enumerate(zip(accuracies, matrix, strict=True)):
-        values = [each[name] for name in ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting")]
-        cells = ["-" if value is None else f"{100 * value:.1f}" for value in (*values, *row)]
-        table.add_row(f"task {task}", *cells)
+    table = Table(title="after each task, all test images of the tasks learned by then, %")
+    table.add_column("after")
+    for name in ("CIL", "TIL", "TP", "forgetting"):
+        table.add_column(name, justify="right")
+    for task, each in enumerate(accuracies):
+        values = (each[name] for name in ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting"))
+        table.add_row(f"task {task}", *map(_short_percent, values))
     return table
+
+
+def _matrix(rows: Sequence[Sequence[float | None]]) -> Table:
+    table = Table(title="CIL accuracy on each task's test images, % (row: after learning that task)")
+    table.add_column("after")
+    for task in range(len(rows)):
+        table.add_column(f"task {task}", justify="right")
+    for task, row in enumerate(rows):
+        table.add_row(f"task {task}", *map(_short_percent, row))
+    return table
+
+
+def _short_percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

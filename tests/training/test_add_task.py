@@ -14,10 +14,11 @@ from PIL import Image
 
 from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_source, use_tiny_preset
 from training import fit
-from training.checkpoint import CONFIG, CURRENT, METRICS, load, read_config
+from training.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
 from training.datasets import SOURCES, Source
 from training.evaluate import all_outputs, open_run
 from training.evaluate import main as evaluate
+from training.history import HISTORY
 
 FIRST, ADDED = "zero,one; two", "three,four"
 CPU = torch.device("cpu")
@@ -233,6 +234,6 @@ def test_a_run_whose_images_are_all_gone_cannot_be_measured(tmp_path: Path, caps
 
 def test_a_run_stores_no_image(copied: Path) -> None:
     assert run(copied, "--add-task", ADDED) == 0
-    assert {path.name for path in copied.iterdir()} == {CONFIG, METRICS, CURRENT, "checkpoint.previous.safetensors"}
+    assert {path.name for path in copied.iterdir()} == {CONFIG, METRICS, HISTORY, CURRENT, PREVIOUS}
     shapes = [tensor.shape for tensor in run_tensors(copied).values()]
     assert not [shape for shape in shapes if tuple(shape[-2:]) == (8, 8)]

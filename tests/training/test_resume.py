@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.training.conftest import WholeRun
 from training import fit
 from training.checkpoint import CURRENT, PREVIOUS, load
 from training.evaluate import main as evaluate
+from training.history import Epoch, History
 
 AFTER_SAVE = {
     "mid features": 1,
@@ -60,6 +62,11 @@ def metrics(folder: Path) -> dict[str, Any]:
     return {**json.loads((folder / "metrics.json").read_text()), "wall_seconds": None}
 
 
+def epochs(folder: Path) -> list[Epoch]:
+    """The history, in which every epoch must be once."""
+    return [replace(epoch, seconds=0.0) for epoch in History(folder).epochs]
+
+
 def count_saves(patch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with every checkpoint."""
     real, saves = fit.save, []
@@ -76,6 +83,7 @@ def assert_same_run(got: Path, wanted: Path) -> None:
     assert_same_tensors(run_tensors(got), run_tensors(wanted))
     assert load(got).progress.rules == load(wanted).progress.rules
     assert metrics(got) == metrics(wanted)
+    assert epochs(got) == epochs(wanted)
 
 
 @pytest.mark.parametrize("number", AFTER_SAVE.values(), ids=AFTER_SAVE)

@@ -1,0 +1,136 @@
+"""RUN/report.html: everything about a run in one file that asks nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from serving.bundle import ImageSpec
+from tests.helpers import HELD_OUT, use_tiny_preset
+from tests.training.conftest import WholeRun
+from training import fit, report_page
+from training.datasets import SOURCES, Images, Source
+from training.history import HISTORY
+from training.report_page import PAGE, main
+
+
+class Reader(HTMLParser):
+    """The tags, the addresses and the visible words of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.words = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "xlink:href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+def page_of(folder: Path) -> str:
+    assert main([str(folder)]) == 0
+    return (folder / PAGE).read_text()
+
+
+@pytest.fixture(scope="module")
+def page(whole_run: WholeRun) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        return page_of(whole_run.folder)
+
+
+def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun) -> None:
+    read = Reader(page)
+    measured = json.loads((whole_run.folder / "metrics.json").read_text())
+    for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
+        assert f"{100 * value:.1f} %" in read.words
+    for heading in ("After each task", "What holds each task back", "Known or unknown", "Mistakes", "Learning"):
+        assert heading in read.words
+    assert f"python -m training.fit --method {whole_run.method} --out" in read.words
+    assert (whole_run.folder / "config.json").read_text() in read.words
+    # Over time, held back, confusion, reliability, scores, ROC, two curves, room.
+    assert read.tags.count("svg") == 9
+    assert not {"script", "link", "iframe", "object"} & set(read.tags)
+    assert all(address.startswith(("data:", "#")) for address in read.addresses)
+    assert not re.search(r"url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_pictures_take_the_colours_of_the_page(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        assert "var(--ink)" in drawing
+        assert "#000000" not in drawing
+
+
+def test_mistakes_are_shown_with_what_was_said(page: str, whole_run: WholeRun) -> None:
+    measured = json.loads((whole_run.folder / "metrics.json").read_text())
+    wrong = round((1 - measured["cil_accuracy"]) * measured["test_images"])
+    assert wrong > 0
+    assert f"{wrong} taken for another class" in page
+    accepted = round((1 - measured["unknown"]["rejected_unknown"]) * measured["unknown_images"])
+    assert f"{accepted} never learned but taken for a class" in page
+    assert page.count(f"a test image of {HELD_OUT}") == min(accepted, report_page.MOST_MISTAKES)
+    picture = re.search(r"data:image/png;base64,([^\"]+)\" alt", page)
+    assert picture is not None
+    with Image.open(io.BytesIO(base64.b64decode(picture[1]))) as image:
+        assert image.size == (8, 8)
+
+
+def test_learning_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "write_page", report_page.write_page)
+    assert fit.main(["--out", str(tmp_path / "run")]) == 0
+    written = (tmp_path / "run" / PAGE).read_text()
+    assert written == page_of(tmp_path / "run")
+
+
+def test_labels_cannot_break_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, odd = SOURCES["tiny"], "<b>$x"
+
+    def renamed(images: Images) -> Images:
+        labels = images.labels.astype("<U10")
+        labels[labels == "one"] = odd
+        return Images(images.pixels, labels)
+
+    def source(spec: ImageSpec, data: str | None) -> Source:
+        real = tiny(spec, data)
+        return Source(renamed(real.train), renamed(real.test), tuple(odd if c == "one" else c for c in real.classes))
+
+    monkeypatch.setitem(SOURCES, "tiny", source)
+    assert fit.main(["--out", str(tmp_path / "run")]) == 0
+    read = Reader(page_of(tmp_path / "run"))
+    assert "b" not in read.tags
+    assert f"zero, {odd}" in read.words
+
+
+def test_a_run_without_unknown_images_or_history_has_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert fit.main(["--out", str(folder), "--tasks", "zero,one,two,three,four"]) == 0
+    (folder / HISTORY).unlink()
+    read = Reader(page_of(folder))
+    assert "This run has no history of its epochs." in read.words
+    assert "unknown AUROC" not in read.words
+    assert "0 never learned but taken for a class" in read.words
+
+
+def test_a_folder_that_is_no_run_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "not a run" in capsys.readouterr().err
+    assert not (tmp_path / PAGE).exists()

@@ -1,0 +1,104 @@
+"""Losses and metrics in TensorBoard and MLflow: all of them, each once, also when asked for late."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.helpers import kill_at_save, use_tiny_preset
+from training import fit, tracking
+from training.checkpoint import Progress, read_config
+from training.history import Epoch, History
+from training.tracking import MLflow, Tracking, curve_of, scalars
+
+CURVES = {f"loss/task{task}/{phase}": [1, 2] for task in (0, 1) for phase in ("features", "head")}
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def tensorboard_of(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return events
+
+
+def test_tensorboard_has_every_epoch_of_a_resumed_run_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 5, written=False)
+        assert fit.main(["--out", str(folder)]) == 130
+    assert fit.main(["--out", str(folder), "--resume", "--log", "tensorboard"]) == 0
+    events = tensorboard_of(folder)
+    tags = events.Tags()["scalars"]
+    assert {tag: [event.step for event in events.Scalars(tag)] for tag in tags if tag.startswith("loss/")} == CURVES
+    history = History(folder).epochs
+    assert [events.Scalars(curve_of(epoch))[epoch.epoch - 1].value for epoch in history] == pytest.approx(
+        [epoch.loss for epoch in history]
+    )
+    measured = json.loads((folder / "metrics.json").read_text())
+    assert events.Scalars("metrics/cil_accuracy")[0].value == pytest.approx(measured["cil_accuracy"])
+    assert events.Scalars("metrics/unknown/auroc")[0].value == pytest.approx(measured["unknown"]["auroc"])
+    assert [event.value for event in events.Scalars("after_each_task/til_accuracy")] == pytest.approx(
+        [each["til_accuracy"] for each in measured["after_each_task"]]
+    )
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert fit.main(["--out", str(folder)]) == 0
+    config, epochs = read_config(folder), History(folder).epochs
+    MLflow(folder, config, epochs[:2])
+    again = MLflow(folder, config, epochs[:1])
+    for epoch in epochs[1:]:
+        again.epoch(epoch)
+    measured = json.loads((folder / "metrics.json").read_text())
+    again.measured(measured)
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("openworld")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    steps = {name: sorted(m.step for m in client.get_metric_history(found.info.run_id, name)) for name in CURVES}
+    assert steps == CURVES
+    assert found.info.status == "FINISHED"
+    assert found.data.params == {"preset": "digits", "method": "hat", "seed": "0"}
+    assert found.data.metrics["unknown/oscr"] == measured["unknown"]["oscr"]
+
+
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_learned(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+
+    def find_spec(wanted: str, *more: Any) -> Any:
+        return None if wanted == package else real(wanted, *more)
+
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", find_spec)
+    assert fit.main(["--out", str(tmp_path / "run"), "--log", name]) == 2
+    assert f"--log {name} needs the package {package}: pip install 'openworld[{name}]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_trackers_there_is_the_history(tmp_path: Path) -> None:
+    assert fit.main(["--out", str(tmp_path / "run")]) == 0
+    kept = Tracking(tmp_path / "run", read_config(tmp_path / "run"))
+    kept.begin(Progress(task=1, epoch=1), ["learn"])
+    kept.epoch(Epoch(1, "features", 2, 0.5, 0.1))
+    assert History(tmp_path / "run").epochs[-1].loss == 0.5
+    assert {path.name for path in (tmp_path / "run").iterdir()} & {"tensorboard", "mlflow"} == set()
+
+
+def test_scalars_are_the_numbers_among_metrics() -> None:
+    result = {"method": "hat", "seed": 3, "right": True, "none": None, "rows": [1.0], "unknown": {"auroc": 0.5}}
+    assert scalars(result) == {"seed": 3.0, "unknown/auroc": 0.5}

@@ -1,0 +1,125 @@
+"""What holds a run back: for each task, whether the class within it (WP) or the task itself (TP) is missed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training import metrics, theory
+from training.capacity import Capacity, capacity
+from training.evaluate import Tested
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TaskDiagnosis:
+    """One task's test images; accuracies and losses of accuracy are shares, losses in nats are means."""
+
+    images: int
+    cil_accuracy: float
+    wp_accuracy: float
+    tp_accuracy: float
+    lost_to_wp: float
+    """CIL accuracy that a perfect WP would add: the task was right, the class was not."""
+    lost_to_tp: float
+    """CIL accuracy that a perfect TP would add: the class would have been right within its task."""
+    nats_wp: float
+    nats_tp: float
+    """With nats_wp this is the whole loss of CIL (Theorem 1)."""
+    accepted: float
+
+    @property
+    def held_back_by(self) -> str:
+        """WP or TP, by accuracy and where that is equal by nats; nothing where every image is right."""
+        if self.cil_accuracy == 1:
+            return "-"
+        return "WP" if (self.lost_to_wp, self.nats_wp) > (self.lost_to_tp, self.nats_tp) else "TP"
+
+
+class Confusion(NamedTuple):
+    """Images of one class, or of one task, that were taken for another's."""
+
+    true: str
+    said: str
+    images: int
+    share: float
+    """Of the test images of the true one."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A run as a whole, and its tasks; None for a task without test images."""
+
+    whole: TaskDiagnosis
+    tasks: tuple[TaskDiagnosis | None, ...]
+    detector_nats: tuple[float, ...]
+    """H_OOD,k: what the detector that TP implies for each task loses, over all images."""
+    median_bound: float | None
+    """Theorem 3's bound on the loss of CIL: half of the images have a lower one. None where it says nothing."""
+    task_confusions: tuple[Confusion, ...]
+    class_confusions: tuple[Confusion, ...]
+    capacity: Capacity
+
+    def as_json(self) -> dict[str, Any]:
+        content = asdict(self)
+        for each, task in zip((content["whole"], *content["tasks"]), (self.whole, *self.tasks), strict=True):
+            if task is not None:
+                each["held_back_by"] = task.held_back_by
+        for name in ("task_confusions", "class_confusions"):
+            content[name] = [confusion._asdict() for confusion in getattr(self, name)]
+        return content
+
+
+def diagnose(tested: Tested) -> Diagnosis:
+    """Look at every known test image."""
+    run, verdicts, lost = tested.run, tested.verdicts, tested.losses
+    tasks = range(len(run.config.tasks))
+    bound = float(np.median(theory.cil_bound_of_detectors(lost.wp, lost.ood, tested.tasks)))
+    return Diagnosis(
+        whole=_diagnosis_of(tested, np.ones(len(tested.known), dtype=bool)),
+        tasks=tuple(
+            _diagnosis_of(tested, own) if own.any() else None for own in (tested.tasks == task for task in tasks)
+        ),
+        detector_nats=tuple(lost.ood.mean(axis=0).tolist()),
+        median_bound=bound if np.isfinite(bound) else None,
+        task_confusions=confusions(tested.tasks, verdicts.task, [f"task {task}" for task in tasks]),
+        class_confusions=confusions(tested.class_ids, verdicts.class_id, list(run.config.labels)),
+        capacity=capacity(run.network),
+    )
+
+
+def _diagnosis_of(tested: Tested, chosen: Bools) -> TaskDiagnosis:
+    verdicts = tested.verdicts
+    cil = float((verdicts.class_id == tested.class_ids)[chosen].mean())
+    wp = float(metrics.right_within_task(verdicts, tested.run.rule, tested.class_ids)[chosen].mean())
+    tp = float((verdicts.task == tested.tasks)[chosen].mean())
+    return TaskDiagnosis(
+        images=int(chosen.sum()),
+        cil_accuracy=cil,
+        wp_accuracy=wp,
+        tp_accuracy=tp,
+        lost_to_wp=tp - cil,
+        lost_to_tp=wp - cil,
+        nats_wp=float(tested.losses.wp[chosen].mean()),
+        nats_tp=float(tested.losses.tp[chosen].mean()),
+        accepted=float(verdicts.known[chosen].mean()),
+    )
+
+
+def confusion_matrix(true: NDArray[np.integer], said: NDArray[np.integer], size: int) -> NDArray[np.int64]:
+    """[true, said]: how many images."""
+    return np.bincount(true * size + said, minlength=size * size).reshape(size, size)
+
+
+def confusions(true: NDArray[np.integer], said: NDArray[np.integer], names: list[str]) -> tuple[Confusion, ...]:
+    """All mistakes by pair, the most frequent first."""
+    counts = confusion_matrix(true, said, len(names))
+    totals = counts.sum(axis=1)
+    np.fill_diagonal(counts, 0)
+    pairs = np.argwhere(counts)
+    found = [Confusion(names[i], names[j], int(counts[i, j]), float(counts[i, j] / totals[i])) for i, j in pairs]
+    return tuple(sorted(found, key=lambda each: (-each.images, -each.share)))
