@@ -25,7 +25,7 @@ from training.plan import Plan, make_parser, make_plan
 from training.publish import PublishError, mark_learned, publish
 from training.randomness import seed_everything
 from training.report import Reporter, summary
-from training.report_page import write_page
+from training.report_page import PAGE, write_page
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
@@ -135,7 +135,8 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
         learner.restore()
     if plan.grown:
         # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
-        (folder / METRICS).unlink(missing_ok=True)
+        for name in (METRICS, PAGE):
+            (folder / name).unlink(missing_ok=True)
         write_config(folder, config)
     tracking.begin(learner.progress, command)
     learner.learn(plan.sources)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from serving.bundle import ImageSpec
-from tests.helpers import HELD_OUT, use_tiny_preset
+from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
 from training import fit, report_page
 from training.datasets import SOURCES, Images, Source
@@ -99,6 +99,16 @@ def test_learning_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert fit.main(["--out", str(tmp_path / "run")]) == 0
     written = (tmp_path / "run" / PAGE).read_text()
     assert written == page_of(tmp_path / "run")
+
+
+def test_a_page_of_fewer_tasks_does_not_outlive_them(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert fit.main(["--out", str(folder), "--tasks", "zero,one"]) == 0
+    (folder / PAGE).touch()
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 1, written=True)
+        assert fit.main(["--out", str(folder), "--add-task", "two"]) == 130
+    assert not (folder / PAGE).exists()
 
 
 def test_labels_cannot_break_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
