@@ -13,7 +13,7 @@ from serving.answer import Question
 from serving.errors import ClientGoneError, DeadlineError, RequestError
 from serving.meter import Meter
 from serving.patience import Watch
-from serving.queue import InferenceQueue
+from serving.queue import SMALL, InferenceQueue
 from serving.schemas import error_answer
 from serving.served import Served
 from serving.settings import Settings
@@ -65,6 +65,10 @@ class Predictions:
         question = _question(scope, served)
         with self._queue.admitted():
             upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes)
+            if len(upload.body) <= SMALL.size:
+                said = await self._queue.answer_in_place(upload.image, question, served)
+                if said is not None:
+                    return said
             done = self._queue.ask(upload.image, question, served)
             with Watch(receive, [done]) as watch:
                 try:

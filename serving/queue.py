@@ -2,7 +2,8 @@
 
 Threads decode, and whichever of them finds the graph idle runs it for all that is decoded by then, so that a batch is
 what came while the last one ran: nobody ever waits for a batch to fill. Where batches do not pay, one image is run at
-a time. The event loop does nothing but hand over and take back.
+a time. The event loop does nothing but hand over and take back, except that it answers a small image by itself while
+there is no other: two threads that wake each other up take longer than the answer.
 
 What is served may be swapped at any time: an image is answered by what was served when it was asked about.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import threading
@@ -21,61 +21,23 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from serving.answer import Question
-from serving.decision import FEATURES, OUTPUT_NAMES, decide
-from serving.errors import BusyError, OutputError, RequestError, ServerError
+from serving.errors import BusyError, RequestError, ServerError, TooManyBytesError, TooManyPixelsError
+from serving.jobs import Job, answer
 from serving.meter import Meter
-from serving.preprocess import Limits, decode, to_pixels
+from serving.preprocess import Limits
 from serving.quarantine import Arrival
 from serving.served import Served
 
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
 
+QUICK = 0.002
+"""Seconds: a graph that answers an image faster is worth no thread of its own while there is nothing else to do."""
+SMALL = Limits(size=16 * 1024, pixels=128 * 128)
+"""Images that are decoded in less time than it takes to hand them to a thread and back."""
+
 log = logging.getLogger("bentoml.openworld")
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-class Job:
-    """One image on its way to an answer."""
-
-    __slots__ = (
-        "arrived",
-        "content",
-        "decode",
-        "done",
-        "features",
-        "fields",
-        "inference",
-        "pixels",
-        "question",
-        "queued",
-        "read",
-        "served",
-        "waited",
-    )
-
-    def __init__(
-        self, read: Callable[[], bytes], question: Question, served: Served, done: asyncio.Future[str]
-    ) -> None:
-        self.read = read
-        self.question = question
-        self.served = served
-        self.done = done
-        self.content: bytes | None = None
-        self.features: NDArray[np.float32] | None = None
-        self.pixels: NDArray[np.uint8] | None = None
-        self.fields: dict[str, Any] | None = None
-        self.arrived = self.queued = time.perf_counter()
-        self.decode = self.waited = self.inference = 0.0
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether nobody waits for the answer any more: the deadline passed, or the client went away."""
-        return self.done.done()
 
 
 class InferenceQueue:
@@ -98,7 +60,10 @@ class InferenceQueue:
         self._meter = meter
         self._limit = limit
         self._limits = limits
+        self._small = Limits(min(limits.size, SMALL.size), min(limits.pixels, SMALL.pixels))
         self._seconds_an_image = 0.0
+        self._quick: str | None = None
+        """The version whose last run of one image was quick."""
         self._loop = asyncio.get_running_loop()
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
         self._decoded: deque[Job] = deque()
@@ -133,6 +98,36 @@ class InferenceQueue:
         self._incoming.put(Job(read, question, served, done))
         return done
 
+    async def answer_in_place(self, read: Callable[[], bytes], question: Question, served: Served) -> str | None:
+        """As `ask`, but worked out here and now; None if the image has to stand in line.
+
+        That is so unless it is small, the only one that was admitted, and `served` known to be quick.
+        """
+        if self.depth > 1 or self._quick != served.version:
+            return None
+        # Those that came at the same time are admitted meanwhile: they are better run together.
+        await asyncio.sleep(0)
+        if self.depth > 1 or not self._graph.acquire(blocking=False):
+            return None
+        job = Job(read, question, served, self._loop.create_future())
+        try:
+            job.decode(self._small, keep=self._keeper is not None)
+            (said,) = self._answer([job])
+        except (TooManyBytesError, TooManyPixelsError):
+            return None
+        except RequestError:
+            raise
+        except Exception as error:
+            raise _told(error) from error
+        finally:
+            self._graph.release()
+            # Only what was abandoned can have come meanwhile, and goes.
+            self._run_decoded()
+        self._loop.call_soon(self._note, [job])
+        if isinstance(said, RequestError):
+            raise said
+        return said
+
     def close(self) -> None:
         """End the threads, once they are done with what is in line."""
         for _ in self._threads:
@@ -153,18 +148,11 @@ class InferenceQueue:
     def _decode(self, job: Job) -> None:
         if job.abandoned:
             return
-        started = time.perf_counter()
-        job.waited = started - job.arrived
         try:
-            content = job.read()
-            job.pixels = to_pixels(decode(content, self._limits), job.served.model.manifest.image)
+            job.decode(self._limits, keep=self._keeper is not None)
         except Exception as error:
             self._loop.call_soon_threadsafe(self._fail, [job], error)
             return
-        if self._keeper is not None:
-            job.content = content
-        job.queued = time.perf_counter()
-        job.decode = job.queued - started
         self._decoded.append(job)
 
     def _run_decoded(self) -> None:
@@ -192,36 +180,20 @@ class InferenceQueue:
         return job.served is served and len(batch) < served.max_batch
 
     def _run(self, batch: list[Job]) -> None:
-        started = time.perf_counter()
         try:
             said = self._answer(batch)
         except Exception as error:
             self._loop.call_soon_threadsafe(self._fail, batch, error)
             return
-        seconds = time.perf_counter() - started
-        for job in batch:
-            job.waited += started - job.queued
-            job.inference = seconds
-        self._seconds_an_image += 0.1 * (seconds / len(batch) - self._seconds_an_image)
         self._loop.call_soon_threadsafe(self._finish, batch, said)
 
     def _answer(self, batch: list[Job]) -> list[str | RequestError]:
-        served = batch[0].served
-        pixels = np.stack([job.pixels for job in batch if job.pixels is not None])
-        # Features cost time, and nobody but the keeper looks at them.
-        outputs = served.model.run(pixels) if self._keeper is None else served.model.run(pixels, features=True)
-        features = outputs.pop(FEATURES, None)
-        finite = np.logical_and.reduce([np.isfinite(outputs[name]).all(axis=1) for name in OUTPUT_NAMES])
-        said: list[str | RequestError] = [_not_finite() for _ in batch]
-        for question, rows in _by_decision(batch, finite.tolist()).items():
-            same = outputs if len(rows) == len(batch) else {name: values[rows] for name, values in outputs.items()}
-            verdicts = decide(same, served.model.bundle.rule, alpha=question[0], given_task=question[1])
-            for row, place in enumerate(rows):
-                job = batch[place]
-                job.fields = served.wording.answer(verdicts, row, job.question)
-                said[place] = encode(job.fields)
-                if features is not None:
-                    job.features = features[place]
+        """By whoever holds the graph."""
+        said = answer(batch, features=self._keeper is not None)
+        seconds = batch[0].inference
+        if len(batch) == 1:
+            self._quick = batch[0].served.version if seconds <= QUICK else None
+        self._seconds_an_image += 0.1 * (seconds / len(batch) - self._seconds_an_image)
         return said
 
     def _finish(self, batch: list[Job], said: Sequence[str | RequestError]) -> None:
@@ -236,17 +208,15 @@ class InferenceQueue:
         self._loop.call_soon(self._note, batch)
 
     def _fail(self, batch: list[Job], error: Exception) -> None:
-        if not isinstance(error, RequestError):
-            log.error("an image could not be answered", exc_info=error)
-            error = ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")
+        told = _told(error)
         for job in batch:
             if not job.done.done():
-                job.done.set_exception(error)
+                job.done.set_exception(told)
 
     def _note(self, batch: list[Job]) -> None:
         self._meter.batch(len(batch))
         for job in batch:
-            self._meter.stages(job.decode, job.waited, job.inference)
+            self._meter.stages(job.decoding, job.waited, job.inference)
             if job.fields is not None:
                 fields = job.fields
                 self._meter.answer(fields["task"], fields["best_guess"], fields["known"], fields["p_value"])
@@ -262,14 +232,9 @@ class InferenceQueue:
             keeper.offer(Arrival(job.content, kind, time.time(), job.served.version, fields, job.features.copy()))
 
 
-def _not_finite() -> OutputError:
-    return OutputError("the network failed on this image", got="a number not finite", allowed="finite numbers")
-
-
-def _by_decision(batch: list[Job], finite: list[bool]) -> dict[tuple[float, int | None], list[int]]:
-    """Places in a batch that can be decided together."""
-    places: dict[tuple[float, int | None], list[int]] = {}
-    for place, job in enumerate(batch):
-        if finite[place]:
-            places.setdefault((job.question.alpha, job.question.task), []).append(place)
-    return places
+def _told(error: Exception) -> RequestError:
+    """What the caller hears of it; what is our own fault is told to the log."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("an image could not be answered", exc_info=error)
+    return ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")
