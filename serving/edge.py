@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import MalformedRequestError, MethodError, PageError, RequestError, ServerError
 from serving.logs import RequestLog
 from serving.meter import Meter
+from serving.onewrite import one_write
 from serving.predictions import REFUSED, REQUEST_ID, Reply
 from serving.schemas import SCHEMA, error_answer
 from serving.security import ADMIN_PATHS, API_HEADERS, PAGE_HEADERS, USER, check_admin, check_change, check_key
@@ -122,8 +123,9 @@ class Exchange:
             *self._headers(),
             *((name.encode(), value.encode()) for name, value in reply.headers.items()),
         ]
-        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        with one_write(self._send):
+            await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
 
     async def refuse(self, error: RequestError, status: int | None = None) -> None:
         """Answer with an error."""
