@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
+import click
 from _bentoml_sdk import IODescriptor, Service
 from bentoml._internal.configuration.containers import BentoMLContainer
 from starlette.requests import Request
 from starlette.types import ASGIApp
+
+from serving.listen import listen_alone
+
+PROXY = "_bentoml_impl.server.proxy"
 
 
 def home() -> Path:
@@ -36,11 +43,22 @@ class LeanService(Service):
     around: ClassVar[Callable[[ASGIApp], ASGIApp]]
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
+        _leave_out_the_proxy()
         # Only a worker needs it, and it takes long to import.
         from _bentoml_impl.server.app import ServiceAppFactory
 
+        context = click.get_current_context(silent=True)
+        if context is not None and "fd" in context.params:
+            listen_alone(context.params["fd"])
         self.inject_config()
         factory = ServiceAppFactory(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
         return type(self).around(factory())
+
+
+def _leave_out_the_proxy() -> None:
+    """Its HTTP client takes longer to import than all of ours, and serves services that are commands: ours is none."""
+    if PROXY not in sys.modules:
+        sys.modules[PROXY] = absent = ModuleType(PROXY)
+        absent.__dict__["create_proxy_app"] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -79,6 +80,30 @@ def rest_of(connection: socket.socket) -> bytes:
         return answer.read()
 
 
+def connected(server: Server, pid: int) -> int:
+    """How many connections a worker has accepted."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = psutil.Process(pid).net_connections("tcp4")
+        return sum(one.laddr.port == server.port and one.status == psutil.CONN_ESTABLISHED for one in found)
+    return 0
+
+
+def refused(server: Server) -> bool:
+    """Whether a new connection is turned away at once; one that hangs is an error."""
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(("127.0.0.1", server.port)) == errno.ECONNREFUSED
+
+
+def test_connections_that_come_together_are_spread_over_the_workers(pair: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", pair.port), timeout=30))
+        eventually(lambda: sum(connected(pair, pid) for pid in workers(pair)) == 40)
+        # The kernel throws a coin for each: fewer than 5 of 40 come up once in ten million times.
+        assert min(connected(pair, pid) for pid in workers(pair)) >= 5
+
+
 def test_a_killed_worker_comes_back_while_the_other_serves_on(pair: Server) -> None:
     victim, survivor = workers(pair)
     os.kill(victim, signal.SIGKILL)
@@ -97,6 +122,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(pair: Server) -> Non
     with Load(pair.url) as load:
         pair.process.send_signal(signal.SIGTERM)
     # All of the load's clients have been turned away, so the server is ending; yet these it had accepted.
+    assert all(refused(pair) for _ in range(10))
     answers = [rest_of(connection) for connection in accepted]
     assert all(answer.startswith(b"HTTP/1.1 200 ") and b'"label":"red"' in answer for answer in answers)
     assert load.wrong == []
