@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import click
@@ -14,9 +12,8 @@ from bentoml._internal.configuration.containers import BentoMLContainer
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from serving.late import import_late
 from serving.listen import listen_alone
-
-PROXY = "_bentoml_impl.server.proxy"
 
 
 def home() -> Path:
@@ -43,7 +40,8 @@ class LeanService(Service):
     around: ClassVar[Callable[[ASGIApp], ASGIApp]]
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
-        _leave_out_the_proxy()
+        # An HTTP client for services that call others; it takes longer to import than all of ours.
+        import_late("aiohttp")
         # Only a worker needs it, and it takes long to import.
         from _bentoml_impl.server.app import ServiceAppFactory
 
@@ -55,10 +53,3 @@ class LeanService(Service):
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
         return type(self).around(factory())
-
-
-def _leave_out_the_proxy() -> None:
-    """Its HTTP client takes longer to import than all of ours, and serves services that are commands: ours is none."""
-    if PROXY not in sys.modules:
-        sys.modules[PROXY] = absent = ModuleType(PROXY)
-        absent.__dict__["create_proxy_app"] = None

@@ -1,0 +1,65 @@
+"""A stand-in for a module, until something in it is used."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serving.late import import_late
+from tests.helpers_serving import ROOT
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that can be imported, and is not."""
+    (tmp_path / "seldom").mkdir()
+    (tmp_path / "seldom/__init__.py").write_text("answer = 42\n")
+    (tmp_path / "seldom/part.py").write_text("half = 21\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield "seldom"
+    for name in ("seldom", "seldom.part"):
+        sys.modules.pop(name, None)
+
+
+def test_a_module_is_loaded_when_it_is_used(late: str) -> None:
+    import_late(late)
+    module = importlib.import_module(late)
+    assert "answer" not in vars(module)
+    assert module.answer == 42
+    assert "answer" in vars(sys.modules[late])
+    # Who holds the stand-in still finds everything.
+    assert module.answer == 42
+
+
+def test_a_part_of_it_can_be_imported(late: str) -> None:
+    import_late(late)
+    assert importlib.import_module(f"{late}.part").half == 21
+
+
+def test_what_is_not_there_is_not_there(late: str) -> None:
+    import_late(late)
+    module = importlib.import_module(late)
+    with pytest.raises(AttributeError, match="question"):
+        _ = module.question
+
+
+def test_what_is_loaded_stays(late: str) -> None:
+    before = importlib.import_module(late)
+    import_late(late)
+    assert importlib.import_module(late) is before
+
+
+def test_a_worker_does_without_the_http_client_of_bentoml() -> None:
+    """Nothing that it imports on its way uses it: else the stand-in would be of no use."""
+    code = (
+        "import sys; from serving.late import import_late; import_late('aiohttp');"
+        "import serving.service, _bentoml_impl.server.app, _bentoml_impl.client;"
+        "sys.exit('aiohttp.client' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
