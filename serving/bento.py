@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 from _bentoml_sdk import IODescriptor, Service
+from _bentoml_sdk.service import set_current_service
 from bentoml._internal.configuration.containers import BentoMLContainer
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from serving.late import import_late
 from serving.listen import listen_alone
+
+log = logging.getLogger("bentoml.openworld")
 
 
 def home() -> Path:
@@ -40,16 +44,32 @@ class LeanService(Service):
     around: ClassVar[Callable[[ASGIApp], ASGIApp]]
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
-        # An HTTP client for services that call others; it takes longer to import than all of ours.
-        import_late("aiohttp")
-        # Only a worker needs it, and it takes long to import.
-        from _bentoml_impl.server.app import ServiceAppFactory
-
         context = click.get_current_context(silent=True)
         if context is not None and "fd" in context.params:
             listen_alone(context.params["fd"])
         self.inject_config()
-        factory = ServiceAppFactory(self, is_main=is_main)
+        factory = _lean_factory()(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
         return type(self).around(factory())
+
+
+def _lean_factory() -> type[Any]:
+    """BentoML's, without what only services need that call others: to import that takes as long as all of ours."""
+    import_late("aiohttp")
+    import_late("_bentoml_impl.server.proxy", "create_proxy_app")
+    # Only a worker needs it.
+    from _bentoml_impl.server.app import ServiceAppFactory
+    from bentoml._internal.server.base_app import BaseAppFactory
+
+    class LeanFactory(ServiceAppFactory):
+        # BentoML's looks at the services that ours depends on: there are none.
+        readyz = BaseAppFactory.readyz
+
+        async def create_instance(self, app: ASGIApp) -> None:
+            # BentoML's adds a client through which the service could call itself.
+            self._service_instance = self.service()
+            set_current_service(self._service_instance)
+            log.info("Service %s initialized", self.service.name)
+
+    return LeanFactory

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 
-def import_late(name: str) -> None:
-    """Let `import name` give a stand-in, which makes room for the module as soon as it is asked for anything."""
+def import_late(name: str, *functions: str) -> None:
+    """Let `import name` give a stand-in, which makes room for the module as soon as it is asked for anything.
+
+    `functions` may be taken from it (`from name import function`) without that: to call one counts.
+    """
     if name in sys.modules:
         return
     stand_in = ModuleType(name)
@@ -19,6 +23,10 @@ def import_late(name: str) -> None:
             del sys.modules[name]
         return getattr(importlib.import_module(name), attribute)
 
+    def call(function: str, *arguments: Any, **named: Any) -> Any:
+        return load(function)(*arguments, **named)
+
+    stand_in.__dict__.update({function: partial(call, function) for function in functions})
     # Called for what is not found in the module itself (PEP 562).
     stand_in.__dict__["__getattr__"] = load
     sys.modules[name] = stand_in

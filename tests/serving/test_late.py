@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from serving.late import import_late
-from tests.helpers_serving import ROOT
+from tests.helpers_serving import Server
+from tests.load import workers
 
 
 @pytest.fixture
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package that can be imported, and is not."""
     (tmp_path / "seldom").mkdir()
-    (tmp_path / "seldom/__init__.py").write_text("answer = 42\n")
+    (tmp_path / "seldom/__init__.py").write_text(
+        "answer = 42\n\ndef plus(number, more=0):\n    return answer + number + more\n"
+    )
     (tmp_path / "seldom/part.py").write_text("half = 21\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
@@ -55,11 +57,16 @@ def test_what_is_loaded_stays(late: str) -> None:
     assert importlib.import_module(late) is before
 
 
-def test_a_worker_does_without_the_http_client_of_bentoml() -> None:
-    """Nothing that it imports on its way uses it: else the stand-in would be of no use."""
-    code = (
-        "import sys; from serving.late import import_late; import_late('aiohttp');"
-        "import serving.service, _bentoml_impl.server.app, _bentoml_impl.client;"
-        "sys.exit('aiohttp.client' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+def test_a_function_may_be_taken_before_it_is_called(late: str) -> None:
+    import_late(late, "plus")
+    plus = importlib.import_module(late).plus
+    assert "answer" not in vars(sys.modules[late])
+    assert plus(1, more=2) == 45
+    assert "answer" in vars(sys.modules[late])
+
+
+def test_no_worker_imports_an_http_client(server: Server) -> None:
+    """It has come all the way to its answers without."""
+    (worker,) = workers(server, 1)
+    assert not [mapped.path for mapped in worker.memory_maps() if "/aiohttp/" in mapped.path]
+    assert [mapped.path for mapped in worker.memory_maps() if "/onnxruntime/" in mapped.path]
