@@ -15,7 +15,11 @@ from models.unit_mask import Units, Wires
 
 
 class ConvStage(nn.Module):
-    """Convolution, normalisation where there is one, ReLU, dropout, 2x2 max-pooling, gate."""
+    """Convolution, normalisation where there is one, ReLU, dropout, 2x2 max-pooling, gate; ReLU comes after pooling.
+
+    The largest of four positive parts is the positive part of the largest, and dropout turns no sign: a quarter of
+    the pixels is left to pass over, and not a bit differs.
+    """
 
     def __init__(self, conv: Conv, norm: TaskNorm | None, after: Units, dropout: float) -> None:
         super().__init__()
@@ -28,8 +32,8 @@ class ConvStage(nn.Module):
         images = self.conv(images)
         if self.norm is not None:
             images = self.norm(images)
-        images = functional.dropout(functional.relu(images), self.dropout, self.training)
-        images = functional.max_pool2d(images, 2)
+        images = functional.dropout(images, self.dropout, self.training)
+        images = functional.relu(functional.max_pool2d(images, 2))
         gate = None if self.norm is not None else self.wires.after.gate()
         # A gate is never negative, so it may wait until pooling has left a quarter of the pixels.
         return images if gate is None else images * gate[:, None, None]
