@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.joint import processes, summed
 from models.task_layer import Selection, TaskLayer
 from models.unit_mask import Units, Wires
 
@@ -47,6 +48,8 @@ class TaskNorm(TaskLayer):
         if gate is not None:
             scale = gate if scale is None else scale * gate
             shift = torch.zeros_like(gate) if shift is None else shift * gate
+        if norm.training and processes() > 1:
+            return _joint_batch_norm(images, norm, scale, shift)
         return functional.batch_norm(
             images, norm.running_mean, norm.running_var, scale, shift, norm.training, MOMENTUM, norm.eps
         )
@@ -62,3 +65,23 @@ class TaskNorm(TaskLayer):
             scale, shift = scale * norm.weight.detach(), shift * norm.weight.detach() + norm.bias.detach()
         live = self.wires.after.live(task)
         return scale[live], shift[live]
+
+
+def _joint_batch_norm(images: Tensor, norm: nn.BatchNorm2d, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """`functional.batch_norm` while learning, with the statistics of a batch that several processes share.
+
+    Torch has its own only for CUDA. Plain arithmetic on sums that carry gradients is the same on every device.
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    pixels = images.float()
+    count = summed(pixels.new_tensor([pixels.numel() / pixels.shape[1]]))
+    mean = summed(pixels.sum(dim=(0, 2, 3))) / count
+    centred = pixels - mean[:, None, None]
+    variance = summed(centred.square().sum(dim=(0, 2, 3))) / count
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean, MOMENTUM)
+        norm.running_var.lerp_(variance * count / (count - 1), MOMENTUM)
+    spread = torch.rsqrt(variance + norm.eps)
+    normalised = centred * (spread if scale is None else spread * scale)[:, None, None]
+    return (normalised if shift is None else normalised + shift[:, None, None]).to(images.dtype)

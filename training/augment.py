@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.network import rotations
+from training.together import Share
+
+VIEWS = 8
+"""Of each image: two, in four rotations."""
+
+Draw = Callable[[], Tensor]
+"""A random number in [0, 1) for each image [n], new ones each time."""
 
 
 @dataclass(frozen=True)
@@ -33,50 +41,68 @@ class Augmentation:
             raise ValueError(f"crop_area is {self.crop_area}; allowed: 0 < low <= high <= 1, such as (0.08, 1.0)")
 
 
-def eight_views(images: Tensor, local_classes: Tensor, classes: int, how: Augmentation) -> tuple[Tensor, Tensor]:
-    """[n] images -> [8 n]: two views, four rotations each, every rotation of a class a class of its own."""
+def eight_views(
+    images: Tensor, local_classes: Tensor, classes: int, how: Augmentation, share: Share | None = None
+) -> tuple[Tensor, Tensor]:
+    """[n] images -> [8 n]: two views, four rotations each, every rotation of a class a class of its own.
+
+    Where the images are only a `share` of a joint batch, each is changed as it would be among all of them.
+    """
     views = torch.cat([images, images.flip(3) if how.flip else images])
     turned = rotations(views)
     turn = torch.arange(4, device=images.device).repeat_interleave(len(views))
-    return augment(turned, how), turn * classes + local_classes.repeat(8)
+    share = share or Share.whole(len(images))
+    rows = None if share == Share.whole(share.total) else share.rows_of_copies(VIEWS, images.device)
+    draw = drawing(VIEWS * share.total, images.device, rows)
+    return augment(turned, how, draw), turn * classes + local_classes.repeat(VIEWS)
 
 
-def augment(images: Tensor, how: Augmentation) -> Tensor:
+def drawing(count: int, device: torch.device, rows: Tensor | None = None) -> Draw:
+    """Random numbers for `count` images, of which only those of `rows` are kept."""
+    if rows is None:
+        return lambda: torch.rand(count, device=device)
+    return lambda: torch.rand(count, device=device)[rows]
+
+
+def augment(images: Tensor, how: Augmentation, draw: Draw | None = None) -> Tensor:
     """[n, channels, height, width] in [0, 1], the same out."""
-    images = _crop(images, how)
-    jittered = _jitter_colour(images, how) if images.shape[1] == 3 else _jitter_light(images, how)
-    chosen = torch.rand(len(images), 1, 1, 1, device=images.device) < how.jitter_share
+    draw = draw or drawing(len(images), images.device)
+    images = _crop(images, how, draw)
+    jittered = _jitter_colour(images, how, draw) if images.shape[1] == 3 else _jitter_light(images, how, draw)
+    chosen = draw().view(-1, 1, 1, 1) < how.jitter_share
     images = torch.where(chosen, jittered, images)
     if images.shape[1] == 3 and how.grey_share > 0:
-        grey = torch.rand(len(images), 1, 1, 1, device=images.device) < how.grey_share
+        grey = draw().view(-1, 1, 1, 1) < how.grey_share
         images = torch.where(grey, _luma(images).expand_as(images), images)
     return images
 
 
-def _uniform(count: int, low: float, high: float, like: Tensor) -> Tensor:
-    return torch.rand(count, device=like.device) * (high - low) + low
+def _uniform(draw: Draw, low: float, high: float) -> Tensor:
+    return draw() * (high - low) + low
 
 
-def _crop(images: Tensor, how: Augmentation) -> Tensor:
+def _crop(images: Tensor, how: Augmentation, draw: Draw) -> Tensor:
     """A random box of each image, stretched over the whole, all in one resampling."""
     count = len(images)
-    area = _uniform(count, *how.crop_area, images)
-    aspect = torch.exp(_uniform(count, math.log(how.crop_aspect[0]), math.log(how.crop_aspect[1]), images))
+    area = _uniform(draw, *how.crop_area)
+    aspect = torch.exp(_uniform(draw, math.log(how.crop_aspect[0]), math.log(how.crop_aspect[1])))
     width = (area * aspect).sqrt().clamp(max=1)
     height = (area / aspect).sqrt().clamp(max=1)
-    tilt = _uniform(count, -how.tilt_degrees, how.tilt_degrees, images) * (math.pi / 180)
+    tilt = _uniform(draw, -how.tilt_degrees, how.tilt_degrees) * (math.pi / 180)
     cos, sin = torch.cos(tilt), torch.sin(tilt)
-    shift_x = _uniform(count, -1, 1, images) * (1 - width)
-    shift_y = _uniform(count, -1, 1, images) * (1 - height)
+    shift_x = _uniform(draw, -1, 1) * (1 - width)
+    shift_y = _uniform(draw, -1, 1) * (1 - height)
     rows = [width * cos, -height * sin, shift_x, width * sin, height * cos, shift_y]
     affine = torch.stack(rows, dim=1).view(count, 2, 3)
+    if not count:
+        return images  # an empty share has drawn with the others, and torch makes no grid of nothing
     grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
     padding = "zeros" if how.tilt_degrees else "reflection"
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode=padding, align_corners=False)
 
 
-def _factors(images: Tensor, spread: float) -> Tensor:
-    return _uniform(len(images), max(0.0, 1 - spread), 1 + spread, images).view(-1, 1, 1, 1)
+def _factors(draw: Draw, spread: float) -> Tensor:
+    return _uniform(draw, max(0.0, 1 - spread), 1 + spread).view(-1, 1, 1, 1)
 
 
 def _luma(images: Tensor) -> Tensor:
@@ -84,20 +110,20 @@ def _luma(images: Tensor) -> Tensor:
     return (images * weights).sum(dim=1, keepdim=True)
 
 
-def _jitter_light(images: Tensor, how: Augmentation) -> Tensor:
+def _jitter_light(images: Tensor, how: Augmentation, draw: Draw) -> Tensor:
     """Brightness and contrast, the two that a grey image has."""
-    images = (images * _factors(images, how.brightness)).clamp(0, 1)
+    images = (images * _factors(draw, how.brightness)).clamp(0, 1)
     middle = images.mean(dim=(1, 2, 3), keepdim=True)
-    return torch.lerp(middle, images, _factors(images, how.contrast)).clamp(0, 1)
+    return torch.lerp(middle, images, _factors(draw, how.contrast)).clamp(0, 1)
 
 
-def _jitter_colour(images: Tensor, how: Augmentation) -> Tensor:
+def _jitter_colour(images: Tensor, how: Augmentation, draw: Draw) -> Tensor:
     """Brightness, contrast, saturation and hue."""
-    images = (images * _factors(images, how.brightness)).clamp(0, 1)
+    images = (images * _factors(draw, how.brightness)).clamp(0, 1)
     middle = _luma(images).mean(dim=(2, 3), keepdim=True)
-    images = torch.lerp(middle, images, _factors(images, how.contrast)).clamp(0, 1)
-    images = torch.lerp(_luma(images), images, _factors(images, how.saturation)).clamp(0, 1)
-    return _turn_hue(images, _uniform(len(images), -how.hue, how.hue, images).view(-1, 1, 1))
+    images = torch.lerp(middle, images, _factors(draw, how.contrast)).clamp(0, 1)
+    images = torch.lerp(_luma(images), images, _factors(draw, how.saturation)).clamp(0, 1)
+    return _turn_hue(images, _uniform(draw, -how.hue, how.hue).view(-1, 1, 1))
 
 
 def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.joint import summed
 from models.network import Network, rotations
 from serving.decision import TaskRule, scores_of_task
-from training.augment import Augmentation, eight_views
+from training.augment import VIEWS, Augmentation, eight_views
 from training.config import HeadLearning
 from training.optimizers import set_lr, warmup_cosine
 from training.representation import batches
 from training.tasks import Batchable, TaskData, to_unit
+from training.together import add_up_gradients
 
 EVALUATION_BATCH = 256
 
@@ -34,18 +36,20 @@ def fit_head(
     head = network.head(task)
     count = -(-len(data.train) // how.batch_size)
     for epoch in epochs:
-        total = 0.0
-        for batch, (images, classes) in enumerate(batches(data.train, how.batch_size)):
+        total = torch.zeros((), dtype=torch.float64, device=data.train.device)
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
             set_lr(optimizer, how.lr * warmup_cosine((epoch + (batch + 0.5) / count) / how.epochs, 0))
-            turned, turned_classes = eight_views(images, classes, data.classes, views)
+            turned, turned_classes = eight_views(images, classes, data.classes, views, share)
             with torch.no_grad():
                 features = network.features(turned, task)
-            loss = functional.cross_entropy(head.all_logits(features), turned_classes)
-            total += loss.item() * len(images)
+            loss = functional.cross_entropy(head.all_logits(features), turned_classes, reduction="sum")
+            loss = loss / (VIEWS * share.total)
+            total += loss.detach().double() * share.total
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            add_up_gradients(head.parameters())
             optimizer.step()
-        yield total / len(data.train)
+        yield summed(total).item() / len(data.train)
 
 
 @torch.no_grad()
@@ -59,7 +63,7 @@ def fit_distances(network: Network, task: int, data: Batchable) -> None:
 @torch.no_grad()
 def fit_ranges(network: Network, task: int, data: Batchable) -> None:
     """The extremes of every layer's activations on the task's own training images, in all four rotations."""
-    body = network.baked_body(task).to(data.pixels.device)
+    body = network.baked_body(task).to(data.device)
     turned = (rotations(network.normalised(data.images(index))) for index in _parts(data))
     network.activation_ranges(task).record(body, turned)
 

@@ -7,20 +7,28 @@ import ctypes
 import os
 
 import torch
+from torch import Tensor
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers for `mallopt`."""
+IMAGES_SHARE = 0.25
+"""Of a GPU's free memory, for the images of a task; activations need the rest."""
 
 
 def choose_device() -> torch.device:
-    """CUDA if it works, else CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """CUDA if it works, else CPU; of several GPUs, the one that torchrun has meant for this process."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= count:
+        raise ValueError(f"process {place} of this machine has no GPU; allowed: --nproc-per-node up to {count}")
+    return torch.device("cuda", place)
 
 
 def describe(device: torch.device) -> str:
     """The device in words for the log."""
     if device.type == "cuda":
-        return f"CUDA on {torch.cuda.get_device_name(device)}, mixed precision (bfloat16)"
+        return f"CUDA on {torch.cuda.get_device_name(device)}, mixed precision (bfloat16), channels last"
     return f"CPU with {torch.get_num_threads()} threads of {os.cpu_count()} cores (no GPU was found)"
 
 
@@ -36,6 +44,20 @@ def prepare(device: torch.device) -> None:
             libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
             libc.mallopt(M_TOP_PAD, 64 << 20)
+
+
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether so many bytes of images may lie on the device for as long as it learns them."""
+    return device.type == "cpu" or size <= IMAGES_SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+def laid_out(images: Tensor, device: torch.device) -> Tensor:
+    """Channels last on CUDA, whose bfloat16 convolutions want it; the layers after take over what they are given.
+
+    Only images change, no parameter: an optimiser's state is read back from a checkpoint in the plain layout, and it
+    must have the layout of its parameter.
+    """
+    return images.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else images
 
 
 def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -29,6 +29,7 @@ from training.report_page import PAGE, write_page
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
+from training.together import first, joined, make_alike, wait
 from training.tracking import Tracking, check_installed
 
 SCORE = Rule.model_fields["score"].default
@@ -65,6 +66,7 @@ class Learner:
             if len(self.network.heads) == task:
                 seed_everything(self.config.seed, task, "room")
                 self.network.add_task(data.classes)
+            make_alike(self.network)
             if self.progress.phase == "features":
                 self._learn_features(task, data)
             self._learn_head(task, data)
@@ -110,7 +112,8 @@ class Learner:
                 seed_everything(self.config.seed, task, phase, epoch)
                 begun = time.monotonic()
                 loss = next(losses)
-                self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
+                if first():
+                    self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
                 self._save(replace(self.progress, epoch=epoch + 1), optimizer)
                 bar.advance(loss)
 
@@ -118,7 +121,8 @@ class Learner:
         now = time.monotonic()
         self.progress = replace(progress, seconds=self.progress.seconds + now - self._started)
         self._started = now
-        save(self.folder, self.network, optimizer, self.progress)
+        if first():
+            save(self.folder, self.network, optimizer, self.progress)
 
 
 def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequence[str]) -> None:
@@ -128,18 +132,23 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
     device = choose_device()
     prepare(device)
     reporter.say(f"{config.preset.name}, {config.method.upper()}+CSI, seed {config.seed}, {describe(device)}")
-    folder.mkdir(parents=True, exist_ok=True)
+    # The others must have read what is there before the first process changes it.
+    wait()
     tracking = Tracking(folder, config, trackers)
     learner = Learner(folder, config, device, reporter, tracking)
     if plan.begun:
         learner.restore()
-    if plan.grown:
+    if plan.grown and first():
+        folder.mkdir(parents=True, exist_ok=True)
         # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
         for name in (METRICS, PAGE):
             (folder / name).unlink(missing_ok=True)
         write_config(folder, config)
-    tracking.begin(learner.progress, command)
+    if first():
+        tracking.begin(learner.progress, command)
     learner.learn(plan.sources)
+    if not first():
+        return
     tested = examine(open_run(folder, device), plan.sources, device)
     result = measure(tested)
     write_json(folder / METRICS, result)
@@ -151,6 +160,8 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
 def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
     """Publish what was learned, if asked to, and say what comes next."""
     folder = plan.folder
+    if not first():
+        return
     if shelf is not None:
         version = publish(folder, shelf, plan.quarantine)
         if plan.quarantine is not None:
@@ -167,10 +178,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = make_parser(__doc__).parse_args(arguments)
     reporter = Reporter()
     try:
-        plan = make_plan(chosen)
-        words = sys.argv[1:] if arguments is None else arguments
-        fit(plan, reporter, ["python", "-m", "training.fit", *words], chosen.log)
-        finish(plan, chosen.publish, reporter)
+        with joined():
+            if not first():
+                reporter.console.quiet = True
+                logging.getLogger().setLevel(logging.ERROR)
+            plan = make_plan(chosen)
+            words = sys.argv[1:] if arguments is None else arguments
+            fit(plan, reporter, ["python", "-m", "training.fit", *words], chosen.log)
+            finish(plan, chosen.publish, reporter)
     except PublishError as error:
         # The exporter has said why.
         return error.code

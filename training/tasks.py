@@ -12,11 +12,15 @@ from torch import Tensor
 
 from training.config import RunConfig, Tasks
 from training.datasets import DataError, Images, Source
+from training.device import has_room
 
 
 @dataclass(frozen=True)
 class Batchable:
-    """Images on their device as uint8 [n, channels, height, width], with the class within the task [n]."""
+    """Images as uint8 [n, channels, height, width], with the class within the task [n] on the device that learns.
+
+    The images are there too, so that nothing has to be fetched while it learns, unless there is no room for them.
+    """
 
     pixels: Tensor
     local_classes: Tensor
@@ -24,9 +28,17 @@ class Batchable:
     def __len__(self) -> int:
         return len(self.local_classes)
 
+    @property
+    def device(self) -> torch.device:
+        return self.local_classes.device
+
     def images(self, index: Tensor | slice) -> Tensor:
-        """Some of them as floats in [0, 1]."""
-        return to_unit(self.pixels[index])
+        """Some of them as floats in [0, 1], on the device."""
+        chosen = self.pixels[index]
+        if chosen.device != self.device:
+            # From pinned memory the copy runs beside what the GPU has still to do.
+            chosen = chosen.pin_memory().to(self.device, non_blocking=True)
+        return to_unit(chosen)
 
 
 @dataclass(frozen=True)
@@ -92,13 +104,15 @@ def task_data(source: Source, config: RunConfig, task: int, device: torch.device
         train, validation = train.split(config.preset.validation_share, config.seed)
     else:
         validation = source.validation.of(labels)
-    return TaskData(labels, _batchable(train, labels, device), _batchable(validation, labels, device))
+    place = device if has_room(device, train.pixels.nbytes) else torch.device("cpu")
+    return TaskData(labels, _batchable(train, labels, device, place), _batchable(validation, labels, device, device))
 
 
-def _batchable(images: Images, labels: Sequence[str], device: torch.device) -> Batchable:
-    position = {label: place for place, label in enumerate(labels)}
+def _batchable(images: Images, labels: Sequence[str], device: torch.device, place: torch.device) -> Batchable:
+    """Classes on the device, pixels in their place."""
+    position = {label: local_class for local_class, label in enumerate(labels)}
     local = torch.tensor([position[str(label)] for label in images.labels])
-    return Batchable(to_device(images.pixels, device), local.to(device))
+    return Batchable(to_device(images.pixels, place), local.to(device))
 
 
 def _at_most(images: Images, limit: int, seed: int) -> Images:

@@ -1,0 +1,75 @@
+"""What tests/training/test_together.py lets two processes do, started by torchrun: `in_two.py FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.helpers import adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
+from training import fit, representation
+from training.together import joined, number
+
+METHODS = ("hat", "sup")
+CASES = (("hat", "convnet"), ("hat", "resnet18"), ("sup", "convnet"))
+"""Methods and backbones; all with norms."""
+UNEVEN = 11
+"""Of the tiny preset's 12 images a task: the last batch is a single image, and one of two processes has none."""
+
+
+def learned(method: str, backbone: str) -> dict[str, Any]:
+    """Two tasks on odd batches: every loss and gradient, the network, and how task 0 answers before and after."""
+    gradients: list[Tensor] = []
+    losses: list[Tensor] = []
+    real_add, real_loss = representation.add_up_gradients, representation.supervised_contrastive
+
+    def add(parameters: list[nn.Parameter]) -> None:
+        real_add(parameters)
+        gradients.extend(p.grad.clone() for p in parameters if p.grad is not None)
+
+    def loss(*arguments: Any) -> Tensor:
+        losses.append(real_loss(*arguments))
+        return losses[-1]
+
+    network = tiny_network(method, backbone)
+    channels = network.config.channels
+    images = random_images(4, channels, seed=9)
+    answers = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(representation, "add_up_gradients", add)
+        patch.setattr(representation, "supervised_contrastive", loss)
+        for task in range(2):
+            torch.manual_seed(task)
+            learn_task(network, tiny_task(channels, seed=task), adam)
+            with torch.no_grad():
+                answers.append(network.eval().outputs(images, 0))
+    return {
+        "losses": [value.detach() for value in losses],
+        "gradients": gradients,
+        "network": network.state_dict(),
+        "answers": answers,
+    }
+
+
+def whole_run(folder: Path, method: str, *more: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch, optimizer="lars", batch_size=UNEVEN)
+        return fit.main(["--out", str(folder), *(more or ("--method", method))])
+
+
+def main(folder: Path) -> int:
+    with joined():
+        torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{number()}.pt")
+        # The second process gets folders of its own, in which nothing must appear.
+        for method in METHODS:
+            if code := whole_run(folder / f"{method}-{number()}", method):
+                return code
+        return whole_run(folder / "begun", "hat", "--resume")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

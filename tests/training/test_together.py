@@ -1,0 +1,158 @@
+"""Two processes on the CPU learn what one process learns from the joint batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import assert_same_tensors, kill_at_save, random_images, random_pixels, run_tensors
+from tests.training.in_two import CASES, METHODS, learned, whole_run
+from training import together
+from training.augment import Augmentation, eight_views
+from training.checkpoint import load
+from training.device import choose_device, has_room, laid_out
+from training.tasks import Batchable
+from training.together import Share
+
+ROOT = Path(__file__).parents[2]
+COMMAND = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.training.in_two"]
+
+
+class Both(NamedTuple):
+    """What each of two processes learned, and where they wrote."""
+
+    folder: Path
+    learned: list[dict[tuple[str, str], dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    folder = tmp_path_factory.mktemp("both")
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, 7, written=True)
+        assert whole_run(folder / "begun", "hat") == 130
+    done = subprocess.run(
+        [sys.executable, *COMMAND, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)])
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A method, and the run of a process alone."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert whole_run(folder, request.param) == 0
+    return request.param, folder
+
+
+@pytest.mark.parametrize(("method", "backbone"), CASES)
+def test_losses_and_gradients_are_those_of_the_joint_batch(method: str, backbone: str, both: Both) -> None:
+    alone = learned(method, backbone)
+    one, other = (process[method, backbone] for process in both.learned)
+    steps = len(alone["losses"])
+    assert steps == len(one["losses"]) == 8
+    # Only the first step starts from the very same weights: Adam makes much of what the steps before it rounded.
+    assert float(one["losses"][0] + other["losses"][0]) == pytest.approx(float(alone["losses"][0]), rel=1e-6)
+    parts = [float(process["losses"][0]) for process in (one, other)]
+    assert min(parts) > 0.1 * sum(parts)
+    wanted = alone["gradients"][: len(alone["gradients"]) // steps]
+    largest = max(float(gradient.abs().max()) for gradient in wanted)
+    for got, gradient in zip(one["gradients"], wanted, strict=False):
+        torch.testing.assert_close(got, gradient, rtol=0, atol=1e-5 * max(1, largest))
+    assert sum(bool(gradient.any()) for gradient in wanted) > len(wanted) / 2
+
+
+@pytest.mark.parametrize(("method", "backbone"), CASES)
+def test_both_processes_have_the_same_network_and_forget_nothing(method: str, backbone: str, both: Both) -> None:
+    one, other = (process[method, backbone] for process in both.learned)
+    assert_same_tensors(one["network"], other["network"])
+    before, after = one["answers"]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_a_whole_run_ends_as_that_of_one_process(alone: tuple[str, Path], both: Both) -> None:
+    method, folder = alone
+    assert_close_runs(both.folder / f"{method}-0", folder)
+    assert (both.folder / f"{method}-0" / "metrics.json").exists()
+
+
+def test_only_the_first_process_writes(both: Both) -> None:
+    assert not list(both.folder.glob("*-1"))
+
+
+def test_a_run_that_one_process_began_is_resumed_by_two(alone: tuple[str, Path], both: Both) -> None:
+    method, folder = alone
+    if method == "hat":
+        assert_close_runs(both.folder / "begun", folder)
+
+
+def assert_close_runs(got: Path, wanted: Path) -> None:
+    assert load(got).progress.task == load(wanted).progress.task == 2
+    mine, theirs = run_tensors(got), run_tensors(wanted)
+    assert mine.keys() == theirs.keys()
+    for name, value in theirs.items():
+        # The basis of a space has no sign of its own.
+        if not name.endswith(".basis"):
+            torch.testing.assert_close(mine[name].float(), value.float(), rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_shares_cover_a_batch_once_and_are_empty_where_it_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "processes", lambda: 3)
+    for total in (1, 2, 3, 10, 64):
+        rows: list[int] = []
+        for number in range(3):
+            monkeypatch.setattr(together, "number", lambda number=number: number)
+            share = Share.of(total)
+            rows += range(total)[share.rows]
+            assert share.times(8).total == 8 * total
+        assert rows == list(range(total))
+
+
+def test_a_view_is_changed_as_it_would_be_in_the_joint_batch() -> None:
+    images, classes = random_images(5, 3), torch.arange(5)
+    torch.manual_seed(0)
+    whole, whole_classes = eight_views(images, classes, 5, Augmentation())
+    share = Share(2, 4, 5)
+    torch.manual_seed(0)
+    part, part_classes = eight_views(images[share.rows], classes[share.rows], 5, Augmentation(), share)
+    rows = share.rows_of_copies(8, images.device)
+    assert torch.equal(part, whole[rows])
+    assert torch.equal(part_classes, whole_classes[rows])
+
+
+def test_images_that_a_gpu_has_no_room_for_stay_behind_and_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    assert has_room(torch.device("cuda"), 250)
+    assert not has_room(torch.device("cuda"), 251)
+    assert has_room(torch.device("cpu"), 10**15)
+    pinned: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    # `meta` stands for a GPU: another device than that of the pixels.
+    data = Batchable(random_pixels(4, 1), torch.zeros(4, dtype=torch.long, device="meta"))
+    assert data.images(torch.tensor([2, 0])).device == data.device == torch.device("meta")
+    assert [len(part) for part in pinned] == [2]
+
+
+def test_each_process_of_a_machine_has_a_gpu_of_its_own_or_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_device() == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="process 2 of this machine has no GPU; allowed: --nproc-per-node up to 2"):
+        choose_device()
+
+
+def test_only_a_gpu_gets_its_images_channels_last() -> None:
+    images = random_images(2, 3)
+    assert laid_out(images, torch.device("cpu")) is images
+    turned = laid_out(images, torch.device("cuda"))
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(turned, images)
