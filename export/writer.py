@@ -61,9 +61,27 @@ class GraphWriter:
         graphs = {}
         for key, chosen in (("then_branch", then), ("else_branch", otherwise)):
             values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in chosen.outputs]
-            graphs[key] = helper.make_graph(chosen.nodes, f"{path}/{key}", [], values)
+            graphs[key] = helper.make_graph(self._with_own_weights(chosen.nodes), f"{path}/{key}", [], values)
         self._nodes.append(helper.make_node("If", [condition], names, name=f"{path}/If", **graphs))
         return names
+
+    def _with_own_weights(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """The same nodes, whose convolutions have weights of their own.
+
+        onnxruntime gives a convolution its fast memory layout only if the weights belong to the graph that it is in.
+        A reshape to the same shape is computed when the graph is loaded, and its result is the branch's.
+        """
+        own = []
+        for node in nodes:
+            if node.op_type == "Conv":
+                for place, name in enumerate(node.input[1:], start=1):
+                    if name in self._constants or name in self._made:
+                        same = self.constant(f"same_shape{5 - 3 * place}", [0] * (7 - 3 * place))
+                        copy = f"{node.name}/own{place}"
+                        own.append(helper.make_node("Reshape", [name, same], [copy], name=copy))
+                        node.input[place] = copy
+            own.append(node)
+        return own
 
     def add(self, kind: str, path: str, inputs: Sequence[str], *, output: str | None = None, **attributes: Any) -> str:
         """A node named path/kind; the name of its output."""

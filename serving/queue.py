@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from serving.answer import Question
-from serving.errors import BusyError, RequestError, ServerError, TooManyBytesError, TooManyPixelsError
+from serving.errors import BusyError, EmptyImageError, RequestError, ServerError, TooManyBytesError, TooManyPixelsError
 from serving.jobs import Job, answer
 from serving.meter import Meter
 from serving.preprocess import Limits
@@ -113,7 +113,8 @@ class InferenceQueue:
         try:
             job.decode(self._small, keep=self._keeper is not None)
             (said,) = self._answer([job])
-        except (TooManyBytesError, TooManyPixelsError):
+        except (EmptyImageError, TooManyBytesError, TooManyPixelsError):
+            # Their errors name limits, which must be the server's own: the way through the threads has these.
             return None
         except RequestError:
             raise
