@@ -73,9 +73,9 @@ def test_batches_hold_every_image_once_with_its_class() -> None:
     torch.manual_seed(0)
     pixels = torch.arange(7, dtype=torch.uint8).view(7, 1, 1, 1)
     parts = list(batches(Batchable(pixels, torch.arange(7) * 10), 3))
-    assert [len(images) for images, _ in parts] == [3, 3, 1]
-    numbers = torch.cat([images for images, _ in parts]).flatten() * 255
-    classes = torch.cat([classes for _, classes in parts])
+    assert [len(images) for images, _, _ in parts] == [3, 3, 1]
+    numbers = torch.cat([images for images, _, _ in parts]).flatten() * 255
+    classes = torch.cat([classes for _, classes, _ in parts])
     assert sorted(classes.tolist()) == [0, 10, 20, 30, 40, 50, 60]
     torch.testing.assert_close(numbers * 10, classes.float())
 
