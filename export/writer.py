@@ -22,6 +22,8 @@ from serving.bundle import part_name
 OPSET, IR_VERSION = 23, 10
 ALIGNMENT = 64
 SHARED = "shared"
+CONV_WEIGHT_AXES = (4, 1)
+"""Of a convolution's weight and of its bias."""
 BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8)
 
 
@@ -74,12 +76,13 @@ class GraphWriter:
         own = []
         for node in nodes:
             if node.op_type == "Conv":
-                for place, name in enumerate(node.input[1:], start=1):
+                for place, (name, axes) in enumerate(zip(node.input[1:], CONV_WEIGHT_AXES, strict=False), start=1):
                     if name in self._constants or name in self._made:
-                        same = self.constant(f"same_shape{5 - 3 * place}", [0] * (7 - 3 * place))
-                        copy = f"{node.name}/own{place}"
-                        own.append(helper.make_node("Reshape", [name, same], [copy], name=copy))
-                        node.input[place] = copy
+                        # A zero stands for the length that an axis has.
+                        same = self.constant(f"same_{axes}_axes", [0] * axes)
+                        node.input[place] = f"{node.name}/own{place}"
+                        reshape = helper.make_node("Reshape", [name, same], [node.input[place]], name=node.input[place])
+                        own.append(reshape)
             own.append(node)
         return own
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,8 @@ from training import plots
 from training.capacity import Capacity, LayerUse
 from training.checkpoint import RunError
 from training.datasets import DataError
-from training.device import choose_device, prepare
 from training.diagnosis import Confusion, Diagnosis, TaskDiagnosis, confusion_matrix, diagnose
-from training.evaluate import Tested, examine, open_run
-from training.sources import Sources
+from training.evaluate import Tested, examine_chosen, run_parser
 
 MOST_PAIRS = 8
 BESIDES_TASKS, TASK_COLUMN = 50, 6
@@ -129,18 +126,12 @@ def _picture(text: str) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.diagnose", description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
-    parser.add_argument("--data", help="where the images are now, if not where they were learned from")
+    parser = run_parser("training.diagnose", __doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--out", type=_picture, metavar="PLOT", help="draw it too, into a file such as plot.png")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    device = choose_device()
-    prepare(device)
     try:
-        run = open_run(chosen.run, device)
-        tested = examine(run, Sources(run.config, chosen.data), device)
+        tested = examine_chosen(chosen)
         found = diagnose(tested)
         if chosen.out is not None:
             save_plot(chosen.out, tested, found)

@@ -163,18 +163,29 @@ def _rounded(value: float) -> float:
     return round(float(value), 6)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
+def run_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """For a command about a finished run; `examine_chosen` takes what it parsed."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def examine_chosen(chosen: argparse.Namespace) -> Tested:
+    """The run that a command line names, on the test images that are at hand."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = choose_device()
     prepare(device)
+    run = open_run(chosen.run, device)
+    return examine(run, Sources(run.config, chosen.data), device)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = run_parser("training.evaluate", __doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    chosen = parser.parse_args(arguments)
     try:
-        run = open_run(chosen.run, device)
-        result = measure(examine(run, Sources(run.config, chosen.data), device))
+        result = measure(examine_chosen(chosen))
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
-import logging
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,11 +23,9 @@ from serving.decision import threshold
 from training import plots
 from training.checkpoint import CONFIG, RunError, replace_file
 from training.datasets import DataError, Images
-from training.device import choose_device, prepare
 from training.diagnosis import confusion_matrix, diagnose
-from training.evaluate import Tested, examine, measure, open_run
+from training.evaluate import Tested, examine_chosen, measure, run_parser
 from training.history import PHASES, History
-from training.sources import Sources
 
 PAGE = "report.html"
 MOST_MISTAKES = 12
@@ -149,16 +145,9 @@ def _data_url(pixels: NDArray[np.uint8]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.report_page", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
-    parser.add_argument("--data", help="where the images are now, if not where they were learned from")
-    chosen = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    device = choose_device()
-    prepare(device)
+    chosen = run_parser("training.report_page", __doc__).parse_args(arguments)
     try:
-        run = open_run(chosen.run, device)
-        tested = examine(run, Sources(run.config, chosen.data), device)
+        tested = examine_chosen(chosen)
         print(write_page(chosen.run, tested, measure(tested)))
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -179,6 +179,23 @@ def test_only_the_tasks_that_may_win_see_an_image_turned(graphs: Graphs) -> None
             assert not np.allclose(got[row, own], other["distances"][row, own], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_convolutions_in_a_branch_have_weights_of_their_own(method: str, graphs: Graphs) -> None:
+    # onnxruntime gives a convolution the fast layout only if the graph that it is in holds its weights.
+    branches = [
+        attribute.g
+        for node in graphs.model(method, "convnet", "fp32", 1).graph.node
+        for attribute in node.attribute
+        if node.op_type == "If" and attribute.name == "then_branch"
+    ]
+    assert branches
+    for branch in branches:
+        made = {output for node in branch.node if node.op_type == "Reshape" for output in node.output}
+        convolutions = [node for node in branch.node if node.op_type == "Conv"]
+        assert convolutions
+        assert {name for node in convolutions for name in node.input[1:]} <= made
+
+
 def test_features_are_every_tasks_own_of_the_upright_image(graphs: Graphs) -> None:
     network = learned("hat", "convnet")
     pixels = pixels_for(network, 4)
