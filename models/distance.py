@@ -11,8 +11,8 @@ from models.heads import ROTATIONS
 SHRINKAGE = 0.1
 SHORTEST = 1e-3
 """Features shorter than this have no direction: what is left of them is rounding."""
-LEAST_VARIANCE = 1e-4
-"""Of a feature, where features have length 1: with less, rounding would be taken for distance."""
+LEAST_VARIANCE = 1e-3
+"""Of all features together, which have length 1: with less, rounding would be taken for distance."""
 RANK = 32
 """Directions whose variance is kept one by one; all others share their mean.
 
@@ -76,7 +76,7 @@ class ClassDistances(nn.Module):
 
 def _inverse_root(covariance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Basis, gain and level of the shrunk covariance; dividing by `count` makes tasks of any width comparable."""
-    spherical = covariance.diagonal().mean().clamp(min=LEAST_VARIANCE)
+    spherical = covariance.diagonal().sum().clamp(min=LEAST_VARIANCE) / count
     variance, axes = torch.linalg.eigh(covariance)
     shrunk = (1 - SHRINKAGE) * variance.clamp(min=0) + SHRINKAGE * spherical
     kept = min(RANK, count)

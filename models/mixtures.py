@@ -31,7 +31,6 @@ class ClassMixtures(nn.Module):
 
     centre: Tensor  # [4, 1, features]
     levels: Tensor  # [4, 1, components], 1 / u, per feature
-
     axes: Tensor  # [4, features, components * rank], scaled
     shifts: Tensor  # [4, 1, components * rank], where the means lie on the axes
     means: Tensor  # [4, features, components], scaled
@@ -117,7 +116,7 @@ def _shape_of(residuals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _, deviation, axes = torch.svd_lowrank(residuals, q=found, niter=POWER_STEPS)
     variance[:found], basis[:, :found] = deviation.square() / samples, axes
     total = residuals.square().sum() / samples
-    sphere = (total / count).clamp(min=LEAST_VARIANCE)
+    sphere = total.clamp(min=LEAST_VARIANCE) / count
     rest = (total - variance.sum()).clamp(min=0) / (count - rank) if rank < count else sphere
     rest = (1 - SHRINKAGE) * rest + SHRINKAGE * sphere
     own = torch.maximum((1 - SHRINKAGE) * variance + SHRINKAGE * sphere, rest)
