@@ -87,35 +87,36 @@ class IngredientWriter:
         return self._add("Add", "features/standardised", [levelled, correction])
 
     def _mixtures(self, name: str, depth: str, shapes: ClassMixtures) -> str:
-        writer, last = self._writer, self._writer.constant("last_axis", [-1])
-        centre = self._constant(f"{name}/centre", shapes.centre)
-        centred = self._add("Sub", f"{name}/centred", [self._direction(depth), centre])
-        along = self._add("MatMul", f"{name}/along", [centred, self._constant(f"{name}/axes", shapes.axes)])
+        writer, direction = self._writer, self._direction(depth)
+        last = writer.constant("last_axis", [-1])
+        along = self._add("MatMul", f"{name}/along", [direction, self._constant(f"{name}/axes", shapes.axes)])
         along = self._add("Sub", f"{name}/along", [along, self._constant(f"{name}/shifts", shapes.shifts)])
         rank = shapes.axes.shape[2] // shapes.components
         table = writer.constant(f"table{shapes.components}x{rank}", [0, 0, shapes.components, rank])
         along = self._add("Reshape", f"{name}/components", [along, table])
         explained = self._add("ReduceSumSquare", f"{name}/explained", [along, last], keepdims=0)
-        whole = self._add("ReduceSumSquare", f"{name}/whole", [centred, last], keepdims=1)
-        whole = self._add("Mul", f"{name}/whole", [whole, self._constant(f"{name}/levels", shapes.levels)])
-        towards = self._add("MatMul", f"{name}/towards", [centred, self._constant(f"{name}/means", shapes.means)])
-        plain = self._add("Sub", f"{name}/plain", [whole, towards])
-        plain = self._add("Add", f"{name}/plain", [plain, self._constant(f"{name}/offsets", shapes.offsets)])
+        apart = self._squared(name, direction, shapes.means)
+        apart = self._add("Mul", f"{name}/levelled", [apart, self._constant(f"{name}/levels", shapes.levels)])
+        plain = self._add("Add", f"{name}/plain", [apart, self._constant(f"{name}/volumes", shapes.volumes)])
         return self._add("Sub", f"{name}/likelihood", [plain, explained])
 
+    def _squared(self, name: str, rows: str, means: Tensor) -> str:
+        """[rotations, n, features] -> squared distances from means [rotations, columns, features], one a column."""
+        writer = self._writer
+        rows = self._add("Unsqueeze", f"{name}/rows", [rows, writer.constant("class_axis", [2])])
+        difference = self._add("Sub", f"{name}/difference", [rows, self._constant(f"{name}/means", means[:, None])])
+        last = writer.constant("last_axis", [-1])
+        return self._add("ReduceSumSquare", f"{name}/squared", [difference, last], keepdims=0)
+
     def _distances(self, name: str, distances: ClassDistances) -> str:
-        writer, direction = self._writer, self._direction("deep")
+        direction = self._direction("deep")
         basis = self._constant(f"{name}/basis", distances.basis)
         gained = self._constant(f"{name}/gained", (distances.basis * distances.gain).transpose(1, 2))
         along = self._add("MatMul", f"{name}/along", [direction, basis])
         correction = self._add("MatMul", f"{name}/correction", [along, gained])
         levelled = self._add("Mul", f"{name}/levelled", [direction, self._constant(f"{name}/level", distances.level)])
         white = self._add("Add", f"{name}/white", [levelled, correction])
-        rows = self._add("Unsqueeze", f"{name}/rows", [white, writer.constant("class_axis", [2])])
-        means = self._constant(f"{name}/means", distances.means[:, None])
-        difference = self._add("Sub", f"{name}/difference", [rows, means])
-        last = writer.constant("last_axis", [-1])
-        return self._add("ReduceSumSquare", f"{name}/squared", [difference, last], keepdims=0)
+        return self._squared(name, white, distances.means)
 
     def _residual(self) -> str:
         writer, residual = self._writer, self._task.detectors.residual

@@ -23,38 +23,34 @@ GROUPING_RANK = 24
 class ClassMixtures(nn.Module):
     """Negative log-likelihood of every component of every class, per feature, in each rotation.
 
-    Features are first brought to length 1 and centred on all images of the task, so that nothing large cancels below.
-    With the mean m of a component, its largest variances v_r along the axes b_r and the mean u of all others, it is
-    |x - m|^2 / u - sum_r (1 / u - 1 / v_r) (b_r (x - m))^2 + log |covariance|: two matrix products, one for all axes
-    and one for all means.
+    Features are first brought to length 1. With the mean m of a component, its largest variances v_r along the axes b_r
+    and the mean u of all others, it is |x - m|^2 / u - sum_r (1 / u - 1 / v_r) (b_r (x - m))^2 + log |covariance|.
+    x - m is squared as it is: multiplied out, large numbers would cancel where a class's features lie close together.
     """
 
-    centre: Tensor  # [4, 1, features]
+    means: Tensor  # [4, components, features]
     levels: Tensor  # [4, 1, components], 1 / u, per feature
     axes: Tensor  # [4, features, components * rank], scaled
     shifts: Tensor  # [4, 1, components * rank], where the means lie on the axes
-    means: Tensor  # [4, features, components], scaled
-    offsets: Tensor  # [4, 1, components]
+    volumes: Tensor  # [4, 1, components], per feature
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.classes = classes
-        self.register_buffer("centre", torch.zeros(ROTATIONS, 1, 0))
+        self.register_buffer("means", torch.zeros(ROTATIONS, classes, 0))
         self.register_buffer("levels", torch.ones(ROTATIONS, 1, classes))
         self.register_buffer("axes", torch.zeros(ROTATIONS, 0, classes))
         self.register_buffer("shifts", torch.zeros(ROTATIONS, 1, classes))
-        self.register_buffer("means", torch.zeros(ROTATIONS, 0, classes))
-        self.register_buffer("offsets", torch.zeros(ROTATIONS, 1, classes))
+        self.register_buffer("volumes", torch.zeros(ROTATIONS, 1, classes))
 
     @property
     def components(self) -> int:
         """Of all classes together."""
-        return self.means.shape[2]
+        return self.means.shape[1]
 
     def fit(self, features: Tensor, local_classes: Tensor) -> None:
         """[4, n, features] of the training images and their classes [n]."""
-        self.centre = functional.normalize(features, dim=2, eps=SHORTEST).mean(dim=1, keepdim=True)
-        directions = self._centred(features)
+        directions = functional.normalize(features, dim=2, eps=SHORTEST)
         fewest = int(torch.bincount(local_classes, minlength=self.classes).min())
         number = max(1, min(COMPONENTS, fewest // ENOUGH_IMAGES))
         groups = [
@@ -73,23 +69,17 @@ class ClassMixtures(nn.Module):
         axes, levels, volumes = (
             torch.stack([torch.stack([shape[part] for shape in row]) for row in shapes]) for part in range(3)
         )
-        levels, volumes = levels.unsqueeze(1), volumes.unsqueeze(1)
-        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(turns, 1, -1)
+        self.means, self.levels, self.volumes = means, levels.unsqueeze(1), volumes.unsqueeze(1)
         self.axes = axes.permute(0, 2, 1, 3).reshape(turns, count, -1).contiguous()
-        self.levels = levels
-        self.offsets = means.square().sum(dim=2).unsqueeze(1) * levels + volumes
-        self.means = (2 * means.transpose(1, 2) * levels).contiguous()
+        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(turns, 1, -1)
 
     def each_rotation(self, features: Tensor) -> Tensor:
         """[4, n, features] -> [4, n, components]."""
-        centred = self._centred(features)
-        along = torch.bmm(centred, self.axes) - self.shifts
+        directions = functional.normalize(features, dim=2, eps=SHORTEST)
+        apart = torch.cdist(directions, self.means, compute_mode="donot_use_mm_for_euclid_dist").square()
+        along = torch.bmm(directions, self.axes) - self.shifts
         explained = along.view(*along.shape[:2], self.components, -1).square().sum(dim=3)
-        plain = centred.square().sum(dim=2, keepdim=True) * self.levels - torch.bmm(centred, self.means) + self.offsets
-        return plain - explained
-
-    def _centred(self, features: Tensor) -> Tensor:
-        return functional.normalize(features, dim=2, eps=SHORTEST) - self.centre
+        return apart * self.levels - explained + self.volumes
 
     def nearest(self, likelihoods: Tensor) -> Tensor:
         """[n, components] -> [n, classes], each class's likeliest component."""

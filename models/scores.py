@@ -20,7 +20,7 @@ Said = Mapping[str, Tensor]
 INGREDIENTS = ("logits", "tied", "shallow", "deep", "background", "residual")
 TINY = 1e-3
 """A squared distance, per feature, that is as good as none."""
-LEAST_SPREAD, LEAST_SPREAD_OF_SUM = 0.01, 0.1
+LEAST_SPREAD, LEAST_SPREAD_OF_SUM = 1e-3, 0.1
 """Scores that hardly differ on a task's own images are not blown up beyond this: rounding would decide."""
 
 
