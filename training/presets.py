@@ -111,7 +111,7 @@ PRESETS: dict[str, Preset] = {
             dataset="mnist",
             image=_image(28, "L"),
             network=_convnet(28, base=32, hidden=512, padded=False),
-            features=FeatureLearning(epochs=2, batch_size=32, optimizer="adam", lr=1e-3, warmup_epochs=1),
+            features=FeatureLearning(epochs=3, batch_size=32, optimizer="adam", lr=1e-3, warmup_epochs=1),
             head=HeadLearning(epochs=1, batch_size=32, lr=5e-3),
             augmentation=DIGIT_VIEWS,
             images_per_class=6000,
