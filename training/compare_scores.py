@@ -17,21 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from models.scores import DECISIONS
-from serving.decision import judge
+from serving.decision import Verdicts, judge
 from training import metrics, plots
 from training.checkpoint import RunError
 from training.datasets import SOURCES, DataError, Images, load_source
 from training.decisions import all_said, make_decider
 from training.device import choose_device, prepare
-from training.evaluate import Run, known_and_unknown, open_run
+from training.evaluate import Run, known_and_unknown, open_run, reader_of
+from training.prediction import TPL, Reading
 from training.sources import Sources
-
-SaidByTasks = list[dict[str, Tensor]]
 
 
 class Row(NamedTuple):
@@ -49,35 +48,48 @@ class Row(NamedTuple):
     rejected: float | None = None
 
 
-def compare(run: Run, known: SaidByTasks, class_ids: np.ndarray, unknown: SaidByTasks | None) -> Iterator[Row]:
-    """A row for every decision that the run allows."""
+def compare(
+    run: Run,
+    known: Images,
+    class_ids: NDArray[np.integer[Any]],
+    unknown: Images,
+    sources: Sources,
+    device: torch.device,
+) -> Iterator[Row]:
+    """A row for every decision that the run allows, and for TPL's where it keeps images."""
+    said = [all_said(run.network, images.pixels, device) for images in (known, unknown) if len(images)]
     for name, decision in DECISIONS.items():
         if decision.corrected and not run.corrections:
             continue
         decider = make_decider(run.network, name, run.rule.alpha, run.corrections)
-        verdicts = judge(decider.outputs(known), decider.rule)
-        true_task = metrics.task_of(class_ids, decider.rule)
-        row = Row(
-            decision=name,
-            chosen=name == run.decider.name,
-            cil=float((verdicts.class_id == class_ids).mean()),
-            tp=float((verdicts.task == true_task).mean()),
-            task_auroc=metrics.mean_of(metrics.task_auroc(verdicts.task_unknown_score, true_task)),
-            accepted=float(verdicts.known.mean()),
-        )
-        if unknown is not None:
-            found = metrics.unknown_metrics(verdicts, judge(decider.outputs(unknown), decider.rule), class_ids)
-            row = row._replace(
-                unknown_auroc=found["auroc"],
-                fpr95=found["fpr95"],
-                oscr=found["oscr"],
-                rejected=found["rejected_unknown"],
-            )
-        yield row
+        yield _row(name, run, [judge(decider.outputs(one), decider.rule) for one in said], class_ids)
+    if run.buffer is not None:
+        reader = reader_of(run, sources, device, Reading(TPL))
+        images = [one.pixels for one in (known, unknown) if len(one)]
+        yield _row(TPL, run, [reader.decide(reader.says(pixels), run.rule) for pixels in images], class_ids)
 
 
-def _ask(run: Run, images: Images, device: torch.device) -> SaidByTasks:
-    return all_said(run.network, images.pixels, device)
+def _row(name: str, run: Run, verdicts: Sequence[Verdicts], class_ids: NDArray[np.integer[Any]]) -> Row:
+    """From the verdicts on known images and, where there are any, on unknown ones."""
+    on_known = verdicts[0]
+    true_task = metrics.task_of(class_ids, run.rule)
+    row = Row(
+        decision=name,
+        chosen=name == run.decider.name,
+        cil=float((on_known.class_id == class_ids).mean()),
+        tp=float((on_known.task == true_task).mean()),
+        task_auroc=metrics.mean_of(metrics.task_auroc(on_known.task_unknown_score, true_task)),
+        accepted=float(on_known.known.mean()),
+    )
+    if len(verdicts) == 1:
+        return row
+    found = metrics.unknown_metrics(on_known, verdicts[1], class_ids)
+    return row._replace(
+        unknown_auroc=found["auroc"],
+        fpr95=found["fpr95"],
+        oscr=found["oscr"],
+        rejected=found["rejected_unknown"],
+    )
 
 
 def print_table(run: Run, rows: Sequence[Row], counts: tuple[int, int]) -> None:
@@ -155,13 +167,13 @@ def main(arguments: list[str] | None = None) -> int:
     prepare(device)
     try:
         run = open_run(chosen.run, device)
-        source, _ = Sources(run.config, chosen.data).test_images()
+        sources = Sources(run.config, chosen.data)
+        source, _ = sources.test_images()
         known, unknown = known_and_unknown(source, run.config)
         if chosen.unknown:
             unknown = load_source(chosen.unknown[0], run.config.preset.image, chosen.unknown[1]).test
         class_ids = np.array([run.config.labels.index(str(label)) for label in known.labels])
-        outside = _ask(run, unknown, device) if len(unknown) else None
-        rows = list(compare(run, _ask(run, known, device), class_ids, outside))
+        rows = list(compare(run, known, class_ids, unknown, sources, device))
         if chosen.out is not None:
             save_plot(chosen.out, rows)
     except (RunError, DataError) as error:

@@ -23,6 +23,7 @@ from models.network import Network
 from models.scores import DECISIONS
 from serving.decision import Outputs, Rule, Verdicts
 from training import metrics, theory
+from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError, load, read_config
 from training.config import RunConfig, system_title
@@ -46,6 +47,7 @@ class Run:
     seconds: float
     correction_history: tuple[tuple[Correction, ...], ...] = ()
     """Of a run with a buffer: every task's scale and shift, as they were after each task was learned."""
+    buffer: Buffer | None = None
 
     @property
     def corrections(self) -> tuple[Correction, ...]:
@@ -82,7 +84,7 @@ def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
     name = (progress.decision or choose(progress.right)) if decision == AUTO else decision
     history = checkpoint.progress.corrections
     decider = make_decider(network, name, config.preset.alpha, history[-1] if history else ())
-    return Run(config, network, decider, checkpoint.progress.seconds, history)
+    return Run(config, network, decider, checkpoint.progress.seconds, history, checkpoint.buffer())
 
 
 def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
@@ -135,7 +137,8 @@ def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading
     """How the run is read: by the rule that is served, or as asked."""
     if reading is None:
         return served_reader(partial(run.outputs, device=device))
-    return ReaderMaker(run.config, run.network, run.rule, run.correction_history, sources, device).make(reading)
+    maker = ReaderMaker(run.config, run.network, run.rule, run.correction_history, run.buffer, sources, device)
+    return maker.make(reading)
 
 
 def examine(run: Run, sources: Sources, device: torch.device, reading: Reading | None = None) -> Tested:

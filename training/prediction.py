@@ -1,4 +1,4 @@
-"""How an evaluation reads a run when it is not by the rule that is served: the paper's TP definitions, +c and ODIN."""
+"""How an evaluation reads a run when not by the rule that is served: the paper's TP definitions, +c, ODIN and TPL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from models.network import Network
 from serving.decision import Outputs, Rule, judge
+from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError
 from training.classifier import EVALUATION_BATCH
 from training.config import RunConfig
 from training.datasets import DataError
+from training.likelihood_ratio import LikelihoodRatio, RatioSays
 from training.metrics import Decision, mean_of, task_auroc
 from training.odin import EPSILONS, TEMPERATURES, Odin, odin_grid, odin_logits
 from training.sources import Sources
@@ -27,6 +29,7 @@ from training.tasks import task_data, to_device, to_unit
 
 MOST_VALIDATION = 1000
 """ODIN's numbers are chosen on at most so many images."""
+TPL = "tpl"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Reading:
     def __post_init__(self) -> None:
         if self.with_odin and (self.tp != "argmax" or self.taus or self.nu is not None):
             raise ValueError("--odin has scores of its own: leave out --tp, --tau and --nu")
-        with_settings(self.tp, self.taus, self.nu)
+        if self.tp != TPL:
+            with_settings(self.tp, self.taus, self.nu)
+        elif self.taus or self.nu is not None or self.is_corrected:
+            raise ValueError("--tp tpl has scores of its own: leave out --tau, --nu and --corrected")
         if self.odin is not None:
             self.odin.check()
 
@@ -110,6 +116,7 @@ class ReaderMaker:
     network: Network
     rule: Rule
     corrections: tuple[tuple[Correction, ...], ...]
+    buffer: Buffer | None
     sources: Sources
     device: torch.device
 
@@ -117,7 +124,9 @@ class ReaderMaker:
         """The reader that was asked for, with everything chosen that was left open."""
         if reading.is_corrected and not self.corrections:
             raise RunError("this run keeps no images to correct its tasks by: learn one with --buffer")
-        return self._odin(reading) if reading.with_odin else self._defined(reading)
+        if reading.with_odin:
+            return self._odin(reading)
+        return self._likelihood_ratio() if reading.tp == TPL else self._defined(reading)
 
     @cached_property
     def held(self) -> Held:
@@ -145,6 +154,13 @@ class ReaderMaker:
 
     def _learned(self, pixels: NDArray[np.uint8]) -> Outputs:
         return learned_logits(self.network, pixels, self.device)
+
+    def _likelihood_ratio(self) -> Reader:
+        if self.buffer is None:
+            raise RunError("this run keeps no images to tell other tasks by: learn one with --buffer")
+        says = RatioSays(self.network, self.buffer, self.rule.task_of_class, self.device)
+        decide = LikelihoodRatio.fit(self.network).remembering(says(self.held.pixels), self.rule)
+        return Reader(says, decide, {"prediction": TPL})
 
     def _odin(self, reading: Reading) -> Reader:
         scales = [own.scale for own in self.corrections[-1]] if reading.is_corrected else []
@@ -181,7 +197,9 @@ def served_reader(says: Callable[[NDArray[np.uint8]], Outputs]) -> Reader:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of an evaluation that choose how a run is read."""
     group = parser.add_argument_group("instead of the rule that is served")
-    group.add_argument("--tp", choices=sorted(DEFINITIONS), help="a definition of task prediction of the paper")
+    group.add_argument(
+        "--tp", choices=(*sorted(DEFINITIONS), TPL), help="a definition of task prediction of the paper, or TPL's"
+    )
     group.add_argument("--corrected", action="store_true", help="with the scales and shifts fitted on the buffer (+c)")
     group.add_argument(
         "--tau", type=float, nargs="+", default=[], help="of softmax (default: 5) or power (one, or one a task)"

@@ -21,7 +21,7 @@ from training.datasets import DataError
 from training.device import choose_device, prepare
 from training.evaluate import examine, measure, open_run
 from training.fit import main as fit_main
-from training.prediction import Reading
+from training.prediction import TPL, Reading
 from training.presets import PRESETS
 from training.sources import Sources
 from training.task_prediction import DEFINITIONS
@@ -39,8 +39,9 @@ READINGS: dict[str, Reading | None] = {
             Reading(is_corrected=is_corrected, with_odin=True),
         )
     },
+    TPL: Reading(TPL),
 }
-"""The rule that is served, every definition of TP, and ODIN; all but the first with and without +c."""
+"""The rule that is served, every definition of TP and ODIN with and without +c, and TPL."""
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "TIL %": lambda m: 100 * m["til_accuracy"],

@@ -175,7 +175,7 @@ class TaskPredictor:
         # Within a task the largest logit wins, also where rounding has left several classes a one or a zero.
         reachable = np.where(probability == probability.max(axis=1, keepdims=True), logits, -np.inf)
         class_id = reachable.argmax(axis=1)
-        p_value = self._p_value(unknown)
+        p_value = p_values(unknown, self.memory)
         return Verdicts(
             class_id=class_id,
             task=task_of_class[class_id],
@@ -199,12 +199,14 @@ class TaskPredictor:
         """The same with the unknown scores of validation images in mind."""
         return replace(self, memory=np.sort(self(outputs, rule).unknown_score))
 
-    def _p_value(self, unknown: Array) -> Array:
-        if self.memory is None:
-            return np.ones(len(unknown))
-        at_least = len(self.memory) - np.searchsorted(self.memory, unknown, side="left")
-        p_value: Array = (1 + at_least) / (len(self.memory) + 1)
-        return p_value
+
+def p_values(unknown: Array, memory: Array | None) -> Array:
+    """How many of the scores in memory, which ascend, are at least as high: conformal p-values; 1 without a memory."""
+    if memory is None:
+        return np.ones(len(unknown))
+    at_least = len(memory) - np.searchsorted(memory, unknown, side="left")
+    p_value: Array = (1 + at_least) / (len(memory) + 1)
+    return p_value
 
 
 def _starts(task_of_class: Ids) -> Ids:

@@ -1,0 +1,80 @@
+"""Every decision on one run, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from models.scores import DECISIONS
+from tests.helpers import use_tiny_preset
+from training import fit
+from training.compare_scores import main as compare
+from training.evaluate import main as evaluate
+from training.prediction import TPL
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run that keeps eight images, and one that keeps none."""
+    folder = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        for name, more in (("kept", ["--buffer", "8"]), ("none", [])):
+            assert fit.main(["--out", str(folder / name), *more]) == 0
+    return {name: folder / name for name in ("kept", "none")}
+
+
+def printed(command: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert command([*arguments, "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_every_decision_has_a_row_and_says_what_an_evaluation_says(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(runs["kept"])
+    rows = {row["decision"]: row for row in printed(compare, capsys, run)["rows"]}
+    assert list(rows) == [*DECISIONS, TPL]
+    own = printed(evaluate, capsys, run)
+    assert [name for name, row in rows.items() if row["chosen"]] == [own["decision"]]
+    for name, row in rows.items():
+        wanted = printed(evaluate, capsys, run, *(["--tp", TPL] if name == TPL else ["--decision", name]))
+        assert row["cil"] == wanted["cil_accuracy"]
+        assert row["accepted"] == wanted["accepted_known"]
+        assert row["unknown_auroc"] == wanted["unknown"]["auroc"]
+
+
+def test_without_kept_images_two_decisions_are_left_out(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = printed(compare, capsys, str(runs["none"]))["rows"]
+    assert [row["decision"] for row in rows] == [name for name in DECISIONS if name != "paper+c"]
+    assert evaluate([str(runs["none"]), "--tp", TPL]) == 2
+    assert "this run keeps no images to tell other tasks by" in capsys.readouterr().err
+
+
+def test_tpl_takes_no_settings_of_others(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate([str(runs["kept"]), "--tp", TPL, "--corrected"]) == 2
+    assert "--tp tpl has scores of its own" in capsys.readouterr().err
+
+
+def test_a_table_and_a_plot(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "scores.png"
+    assert compare([str(runs["none"]), "--out", str(picture)]) == 0
+    assert "(chosen)" in capsys.readouterr().out
+    assert Image.open(picture).size > (300, 200)
+
+
+def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err

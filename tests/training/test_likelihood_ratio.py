@@ -1,0 +1,115 @@
+"""TPL's scores on literal arrays, and the distances that they rest on against a plain search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from models.network import Network
+from serving.decision import Rule, TaskRule
+from tests.helpers import as_float, learn_task, random_images, tiny_network, tiny_task
+from training.buffer import Buffer
+from training.likelihood_ratio import NEIGHBOURS, LikelihoodRatio, RatioSays
+
+CPU = torch.device("cpu")
+RULE = Rule(alpha=0.25, tasks=(TaskRule.fit([0.0, 1.0], 2), TaskRule.fit([0.0, 1.0], 1)))
+PIXELS = (random_images(6, 1, seed=5).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
+
+
+def near(first: list[float], second: list[float]) -> NDArray[np.float64]:
+    """[1, 3 classes, 2 tasks, 5]: how far the other task's kept images are, as each of the two tasks sees them."""
+    table = np.full((1, 3, 2, NEIGHBOURS), np.inf)
+    table[0, :2, 1, : len(first)] = first
+    table[0, 2, 0, : len(second)] = second
+    return table
+
+
+OUTPUTS = {
+    "logits": as_float([[1.0, 3.0, 2.0]]),
+    "distances": as_float([[4.0, 0.5, 0.25]]),
+    "near": near([0.1, 0.2, 0.3, 0.4, 0.7], [0.2, 0.6]),
+}
+WEIGHTS = LikelihoodRatio(np.array([0.5, 0.25]), np.array([0.1, 0.2]))
+
+
+def test_the_score_by_hand() -> None:
+    # The fifth nearest of the other task's images; of two, the second.
+    first = np.log(np.exp(0.5 * 3.0) + np.exp(0.1 / 0.5 + 0.7))
+    second = np.log(np.exp(0.25 * 2.0) + np.exp(0.2 / 0.25 + 0.6))
+    assert WEIGHTS.scores(OUTPUTS, RULE)[0] == pytest.approx([first, second])
+    verdicts = WEIGHTS(OUTPUTS, RULE)
+    assert verdicts.class_id.tolist() == [1]
+    assert verdicts.unknown_score == pytest.approx([-first])
+    assert verdicts.p_task[0, 1] == pytest.approx(1 / (1 + np.exp((first - second) / 0.05)))
+    assert verdicts.probability.sum() == pytest.approx(1)
+
+
+def test_images_of_other_tasks_nearby_speak_against_a_task() -> None:
+    nearer = {**OUTPUTS, "near": near([0.01] * 5, [0.2, 0.6])}
+    assert WEIGHTS.scores(nearer, RULE)[0, 0] < WEIGHTS.scores(OUTPUTS, RULE)[0, 0]
+
+
+def test_before_another_task_was_learned_its_images_were_not_there() -> None:
+    alone = Rule(tasks=RULE.tasks[:1])
+    then = {name: values[:, :2] for name, values in OUTPUTS.items()}
+    assert WEIGHTS.scores(then, alone)[0] == pytest.approx([np.log(np.exp(1.5) + np.exp(0.2))])
+
+
+def test_a_given_task_is_the_only_one_that_answers() -> None:
+    verdicts = WEIGHTS(OUTPUTS, RULE, given_task=1)
+    assert verdicts.class_id.tolist() == [2]
+    assert verdicts.unknown_score == pytest.approx([-WEIGHTS.scores(OUTPUTS, RULE)[0, 1]])
+
+
+def test_p_values_are_ranks_among_validation_images() -> None:
+    usual = {name: np.concatenate([values] * 3) for name, values in OUTPUTS.items()}
+    assert WEIGHTS.remembering(usual, RULE)(OUTPUTS, RULE).p_value.tolist() == [1.0]
+    foreign = {**OUTPUTS, "logits": OUTPUTS["logits"] - 5}
+    verdicts = WEIGHTS.remembering(usual, RULE)(foreign, RULE)
+    assert verdicts.p_value.tolist() == [0.25]
+    assert WEIGHTS.remembering(usual, RULE)(foreign, RULE, alpha=0.3).known.tolist() == [False]
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    network = tiny_network("hat")
+    for number in range(2):
+        learn_task(network, tiny_task(1, seed=number))
+    return network.eval()
+
+
+def test_the_nearest_kept_images_are_found_and_never_a_tasks_own(network: Network) -> None:
+    kept = Buffer((random_images(9, 1, seed=8) * 255).to(torch.uint8), torch.tensor([0, 0, 0, 2, 2, 2, 3, 3, 3]))
+    outputs = RatioSays(network, kept, np.array([0, 0, 1, 1]), CPU)(PIXELS)
+    images = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255
+    for task, others in ((0, slice(3, 9)), (1, slice(0, 3))):
+        with torch.no_grad():
+            seen, stored = (
+                functional.normalize(network.rotated_depths(pixels, task)[-1], dim=2)
+                for pixels in (images, kept.pixels[others] / 255)
+            )
+        apart = (seen[:, :, None] - stored[:, None]).square().sum(dim=3).sqrt().mean(dim=0)
+        count = min(NEIGHBOURS, apart.shape[1])
+        for column in (2 * task, 2 * task + 1):
+            found = outputs["near"][:, column]
+            np.testing.assert_allclose(found[:, 1 - task, :count], apart.sort(dim=1).values[:, :count], atol=1e-3)
+            assert np.isinf(found[:, task]).all()
+            assert np.isinf(found[:, 1 - task, count:]).all()
+
+
+def test_the_weights_make_a_tasks_own_images_usual(network: Network) -> None:
+    for detectors in map(network.detector, range(2)):
+        said = detectors.remembered()
+        detectors.remember({**said, "logits": said["logits"] + 3})
+    fitted = LikelihoodRatio.fit(network)
+    for task in range(2):
+        memory: dict[str, Any] = network.detector(task).remembered()
+        largest = memory["logits"].amax(dim=1).mean()
+        assert fitted.logit_weights[task] * abs(float(largest)) == pytest.approx(1, rel=1e-4)
+        nearness = (1 / memory["tied"].amin(dim=1)).mean()
+        assert fitted.distance_weights[task] * float(nearness) == pytest.approx(1, rel=1e-4)
