@@ -205,7 +205,7 @@ def _again(
 def write_decision(writer: GraphWriter, rule: Rule) -> None:
     """From logits and distances to all that a decision reads: the same as serving.decision.complete."""
     writer.add("Identity", "decision/scores", [_nearest(writer, "decision", rule, "distances")], output="scores")
-    likely = writer.add("Mul", "decision/likely", ["scores", writer.constant("sharpness", -float(rule.sharpness))])
+    likely = writer.add("Neg", "decision/likely", ["scores"])
     writer.add("Softmax", "decision/p_task", [likely], output="p_task", axis=1)
     table = _table(writer, "decision/logits", rule, "logits", -NEVER)
     within = writer.add("Softmax", "decision/within", [table], axis=2)

@@ -38,12 +38,7 @@ class BakedLinear(nn.Linear):
 
 def bake_conv(conv: Conv, norm: TaskNorm | None, task: int) -> BakedConv2d:
     """A smaller convolution with its normalisation folded in."""
-    weight, bias = conv.live_weight(task), conv.live_bias(task)
-    scale = torch.ones(len(weight), dtype=torch.float64, device=weight.device)
-    if norm is not None:
-        scale, shift = norm.live_affine(task)
-        bias = (shift if bias is None else shift + scale * bias).float()
-        weight = (weight.double() * scale[:, None, None, None]).float()
+    weight, bias, scale = _folded(conv, norm, task)
     out_channels, in_channels, kernel_size, _ = weight.shape
     baked = BakedConv2d(in_channels, out_channels, kernel_size, conv.stride, conv.padding, bias=bias is not None)
     _fill(baked, weight, bias)
@@ -51,13 +46,24 @@ def bake_conv(conv: Conv, norm: TaskNorm | None, task: int) -> BakedConv2d:
     return baked
 
 
-def bake_linear(linear: Linear, task: int) -> BakedLinear:
-    """A smaller linear layer."""
-    weight, bias = linear.live_weight(task), linear.live_bias(task)
+def bake_linear(linear: Linear, norm: TaskNorm | None, task: int) -> BakedLinear:
+    """A smaller linear layer with its normalisation folded in."""
+    weight, bias, scale = _folded(linear, norm, task)
     baked = BakedLinear(weight.shape[1], weight.shape[0], bias=bias is not None)
     _fill(baked, weight, bias)
-    baked.ternary = _ternary(linear, task, torch.ones(len(weight), dtype=torch.float64, device=weight.device))
+    baked.ternary = _ternary(linear, task, scale)
     return baked
+
+
+def _folded(layer: Conv | Linear, norm: TaskNorm | None, task: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Live weights and bias with the normalisation folded in, and what it multiplied each row by."""
+    weight, bias = layer.live_weight(task), layer.live_bias(task)
+    scale = torch.ones(len(weight), dtype=torch.float64, device=weight.device)
+    if norm is not None:
+        scale, shift = norm.live_affine(task)
+        bias = (shift if bias is None else shift + scale * bias).float()
+        weight = (weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))).float()
+    return weight, bias, scale
 
 
 def _fill(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | None) -> None:

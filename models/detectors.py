@@ -16,10 +16,12 @@ from models.scores import INGREDIENTS, Said
 class Detectors(nn.Module):
     """Fitted once, on the task's own training images, when the task is learned; numbers, no image.
 
-    `memory` is what the task's network says of the task's own validation images: [ingredients, n, classes].
+    `memory` is what the task's network says of the task's own validation images: [ingredients, n, classes]. `turned` is
+    what it says of them when they are turned, which CSI teaches it to take for images of no class.
     """
 
     memory: Tensor
+    turned: Tensor
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -30,6 +32,7 @@ class Detectors(nn.Module):
         self.background = ClassDistances(1)
         self.residual = PrincipalResidual()
         self.register_buffer("memory", torch.zeros(len(INGREDIENTS), 0, classes))
+        self.register_buffer("turned", torch.zeros(len(INGREDIENTS), 0, classes))
 
     def fit(self, depths: Sequence[Tensor], local_classes: Tensor, largest_logit: float) -> None:
         """[4, n, features] of the training images at both depths, and their classes [n]."""
@@ -58,10 +61,14 @@ class Detectors(nn.Module):
             said[name] = mixtures.nearest(said[name])
         return {name: values.expand(-1, self.classes) for name, values in said.items()}
 
-    def remember(self, said: Said) -> None:
-        """Keep what the network says of the validation images."""
-        self.memory = torch.stack([said[name] for name in INGREDIENTS])
+    def remember(self, said: Said, turned: Said) -> None:
+        """Keep what the network says of the validation images, upright and turned."""
+        self.memory, self.turned = (torch.stack([each[name] for name in INGREDIENTS]) for each in (said, turned))
 
     def remembered(self) -> dict[str, Tensor]:
-        """Ingredient -> [n, classes]."""
+        """Of the validation images: ingredient -> [n, classes]."""
         return dict(zip(INGREDIENTS, self.memory, strict=True))
+
+    def remembered_turned(self) -> dict[str, Tensor]:
+        """Of the same images, turned."""
+        return dict(zip(INGREDIENTS, self.turned, strict=True))

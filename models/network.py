@@ -32,7 +32,11 @@ class NetworkConfig:
     base: int
     hidden: int = 0
     norm: bool = True
+    hidden_norm: bool = False
+    """Whether the hidden layer of the convnet is normalised too."""
     padded: bool = True
+    pooled: bool = True
+    """Of the convnet: halve feature maps by pooling, or else, with a fraction of the work, by strides."""
     dropout: float = 0.0
     projection: int = 128
     """Dimensions of the contrastive loss; 0 for a network that is learned without it."""
@@ -68,10 +72,12 @@ class Network(nn.Module):
                 pixels,
                 image_size,
                 channels=(config.base, config.base * 2, config.base * 4),
-                kernels=(3, 3, 2),
+                kernels=(3, 3, 2 if config.pooled else 3),
                 padded=config.padded,
                 hidden=config.hidden,
                 norm=config.norm,
+                hidden_norm=config.hidden_norm,
+                pooled=config.pooled,
                 dropout=config.dropout,
             )
         else:

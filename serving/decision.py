@@ -3,12 +3,12 @@
 Evaluation, the command line and the server all decide here, so the accuracy that was measured is the accuracy
 that is served. Every row is decided alone: an answer never depends on its neighbours in a batch.
 
-For every class the network says how foreign an image is to it (`distances`: higher is more unknown, and 0 is usual
-for images of the class's task). A task is as foreign as its nearest class: its score s_k(x). A task keeps the scores
-of its own validation images, and two things follow, comparable between tasks although no two of them ever saw the
-same image:
+For every class the network says how foreign an image is to it (`distances`: higher is more unknown). A task is as
+foreign as its nearest class: its score s_k(x), a log-likelihood ratio of foreign against own, by what the task knows of
+itself. A task keeps the scores of its own validation images, and two things follow, comparable between tasks although
+no two of them ever saw the same image:
 
-- which task: P(x in task k) = P'_k(x) / sum_j P'_j(x) (Theorem 2) with P'_k falling exponentially in s_k, so that
+- which task: P(x in task k) = P'_k(x) / sum_j P'_j(x) (Theorem 2) with P'_k = exp(-s_k), so that
   P(x in class c) = P(c | its task) * P(x in its task);
 - known or not: the rank of s_k among those scores is a conformal p-value. An image is known if for some task it is
   at least alpha, which accepts at least 1 - alpha of every task's own images, whatever is learned later.
@@ -31,7 +31,7 @@ Starts = NDArray[np.integer[Any]]
 NETWORK_NAMES = ("logits", "distances")
 """What a network says of a batch: each [batch, classes], a task's classes side by side.
 
-The second is how foreign the image is to each class; 0 is usual for images of its task.
+The second is how foreign the image is to each class: at 0 it is as likely of the class's task as not.
 """
 
 OUTPUT_NAMES = (*NETWORK_NAMES, "scores", "p_task", "p_within_task", "probability")
@@ -117,7 +117,6 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     score: str = Field("features", description="the name of the decision that the distances were made by")
-    sharpness: float = Field(3.0, gt=0, description="how fast a task's probability falls with its score")
     alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
     tasks: tuple[TaskRule, ...] = Field(min_length=1)
 
@@ -162,7 +161,7 @@ def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
     """All that a decision reads, from what the network says. The graph does the same in its last nodes."""
     logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in NETWORK_NAMES)
     scores = np.minimum.reduceat(distances, rule.starts, axis=1)
-    p_task = _softmax(-rule.sharpness * scores, _WHOLE_ROW)
+    p_task = _softmax(-scores, _WHOLE_ROW)
     p_within_task = _softmax(logits, rule.starts, rule.task_of_class)
     probability = p_within_task * p_task[:, rule.task_of_class]
     return dict(zip(OUTPUT_NAMES, (logits, distances, scores, p_task, p_within_task, probability), strict=True))

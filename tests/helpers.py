@@ -20,7 +20,7 @@ from serving.bundle import ImageSpec
 from training import fit
 from training.augment import Augmentation
 from training.checkpoint import CURRENT
-from training.classifier import fit_calibration, fit_detectors, fit_head, task_said
+from training.classifier import fit_calibration, fit_detectors, fit_head, task_said, turned_away
 from training.config import FeatureLearning, HeadLearning, Preset
 from training.datasets import SOURCES, Images, Source
 from training.presets import PRESETS
@@ -146,7 +146,8 @@ def see(network: Network, task: int, images: Tensor, copies: int = 1) -> None:
         depths = [features * (0.5 + torch.rand_like(features)) for features in depths]
     detector = network.detector(task)
     detector.fit(depths, torch.arange(depths[0].shape[1]) % detector.classes, largest_logit=1.0)
-    detector.remember(task_said(network, task, (images[1::2] * 255).round().byte()))
+    pixels = (images[1::2] * 255).round().byte()
+    detector.remember(task_said(network, task, pixels), task_said(network, task, turned_away(pixels)))
 
 
 LABELS = ("zero", "one", "two", "three")

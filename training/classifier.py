@@ -61,7 +61,9 @@ def fit_detectors(network: Network, task: int, data: TaskData) -> None:
     logits = head.live_part(network.wires.after.live(task)).each_rotation(depths[-1]).mean(dim=0)
     largest = float((logits * head.scale + head.shift).amax(dim=1).mean())
     network.detector(task).fit(depths, data.train.local_classes, largest)
-    network.detector(task).remember(task_said(network, task, data.validation.pixels))
+    upright = data.validation.pixels
+    said, of_turned = (task_said(network, task, pixels) for pixels in (upright, turned_away(upright)))
+    network.detector(task).remember(said, of_turned)
 
 
 @torch.no_grad()
@@ -107,6 +109,12 @@ def task_said(network: Network, task: int, pixels: Tensor) -> dict[str, Tensor]:
     return network.detector(task).together(
         {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
     )
+
+
+def turned_away(pixels: Tensor) -> Tensor:
+    """Images [n, channels, height, width] by 90, 180 or 270 degrees, one after the other; oblong ones by 180."""
+    turns = (1, 2, 3) if pixels.shape[2] == pixels.shape[3] else (2,)
+    return torch.stack([torch.rot90(image, turns[place % len(turns)], (1, 2)) for place, image in enumerate(pixels)])
 
 
 def _parts(data: Batchable) -> list[slice]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.network import Network
-from models.scores import DECISIONS, Decision, Said, TaskScorer, standardise
+from models.scores import DECISIONS, Decision, Said, TaskScorer, standardise, weigh
 from serving.decision import NETWORK_NAMES, Rule, TaskRule, judge
 from training.calibration import Correction
 from training.classifier import task_said
@@ -50,15 +50,16 @@ def make_decider(network: Network, name: str, alpha: float, corrections: Sequenc
         raise ValueError(f"decision {name} needs images to correct the tasks by: learn the run with --buffer")
     sides = [_task_side(network, task, decision, corrections) for task in range(len(network.heads))]
     scorers, rules = zip(*sides, strict=True)
-    return Decider(name, scorers, Rule(score=name, sharpness=decision.sharpness, alpha=alpha, tasks=rules))
+    return Decider(name, scorers, Rule(score=name, alpha=alpha, tasks=rules))
 
 
 def _task_side(
     network: Network, task: int, decision: Decision, corrections: Sequence[Correction]
 ) -> tuple[TaskScorer, TaskRule]:
-    head, memory = network.head(task), network.detector(task).remembered()
+    head, detector = network.head(task), network.detector(task)
+    memory = detector.remembered()
     scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))
-    scorer = standardise(decision, memory, scale, shift)
+    scorer = weigh(standardise(decision, memory, scale, shift), detector.remembered_turned())
     return scorer, TaskRule.fit(scorer.scores(memory).cpu().numpy(), head.classes)
 
 

@@ -68,7 +68,7 @@ def first_tasks(outputs: Outputs, rule: Rule, count: int) -> tuple[Outputs, Rule
     Exact, not an estimate: learning a task changes no bit of what earlier tasks say.
     """
     end = rule.columns[count - 1].stop
-    earlier = Rule(score=rule.score, sharpness=rule.sharpness, alpha=rule.alpha, tasks=rule.tasks[:count])
+    earlier = Rule(score=rule.score, alpha=rule.alpha, tasks=rule.tasks[:count])
     return {name: values[:, :end] for name, values in outputs.items()}, earlier
 
 

@@ -16,6 +16,7 @@ def _image(side: int, mode: Literal["L", "RGB"]) -> ImageSpec:
 
 
 def _convnet(side: int, base: int, hidden: int, **more: float | bool) -> NetworkConfig:
+    """For grey images."""
     shape = {"height": side, "width": side, "channels": 1, "mean": 0.0, "std": 0.5}
     return NetworkConfig(method="hat", backbone="convnet", base=base, hidden=hidden, **shape, **more)  # type: ignore[arg-type]
 
@@ -141,6 +142,18 @@ PRESETS: dict[str, Preset] = {
             head=PAPER_HEAD,
         ),
         _paper("cifar10-5t", "cifar10", 32, base=64, size=2, first=1.0, later=0.75),
+        Preset(
+            name="cifar10-5t-cpu",
+            dataset="cifar10",
+            image=_image(32, "RGB"),
+            network=replace(
+                _convnet(32, base=32, hidden=512, hidden_norm=True, pooled=False), channels=3, mean=0.5, std=0.25
+            ),
+            features=FeatureLearning(epochs=6, batch_size=32, optimizer="adam", lr=1e-3, warmup_epochs=1),
+            head=HeadLearning(epochs=2, batch_size=64, lr=5e-3),
+            augmentation=Augmentation(crop_area=(0.6, 1.0), jitter_share=0.5, hue=0.05, grey_share=0.0),
+            images_per_class=2500,
+        ),
         CIFAR100_10T,
         CIFAR100_20T,
         TINY_IMAGENET_5T,

@@ -10,7 +10,7 @@ import torch
 from export.verify import synthetic_images
 from models.network import NetworkConfig
 from tests.benchmarks.exported import random_run, resnet, write_bundle
-from training.classifier import task_said
+from training.classifier import task_said, turned_away
 from training.decisions import make_decider
 from training.evaluate import Run
 from training.presets import PRESETS
@@ -36,5 +36,6 @@ def _remembering(run: Run) -> Run:
     """Half of the images pass for validation images, so that answers of both kinds come up."""
     pixels = to_device(synthetic_images(run.config.preset.image, 40)[::2], torch.device("cpu"))
     for task in range(len(run.network.heads)):
-        run.network.detector(task).remember(task_said(run.network, task, pixels))
+        said, turned = (task_said(run.network, task, images) for images in (pixels, turned_away(pixels)))
+        run.network.detector(task).remember(said, turned)
     return replace(run, decider=make_decider(run.network, run.decider.name, run.rule.alpha))

@@ -21,6 +21,7 @@ from tests.helpers import open_gates, tiny_network
 BACKBONES = {
     "convnet": {"backbone": "convnet", "norm": True},
     "convnet without norm": {"backbone": "convnet", "norm": False},
+    "convnet with strides": {"backbone": "convnet", "hidden_norm": True, "pooled": False},
     "convnet unpadded": {"backbone": "convnet", "height": 28, "width": 28, "padded": False},
     "resnet18": {"backbone": "resnet18"},
 }

@@ -30,6 +30,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 BACKBONES = {
     "convnet": {"backbone": "convnet", "norm": True},
     "convnet without norm": {"backbone": "convnet", "norm": False, "dropout": 0.1},
+    "convnet with strides": {"backbone": "convnet", "hidden_norm": True, "pooled": False},
     "resnet18": {"backbone": "resnet18"},
 }
 
@@ -39,7 +40,12 @@ def all_said(network: Network, images: Tensor) -> list[dict[str, Tensor]]:
     """Every ingredient of every decision, and what the task remembers."""
     network.eval()
     tasks = range(len(network.heads))
-    return [{**network.said(images, task), "memory": network.detector(task).memory.clone()} for task in tasks]
+    return [{**network.said(images, task), **_memories(network, task)} for task in tasks]
+
+
+def _memories(network: Network, task: int) -> dict[str, Tensor]:
+    detector = network.detector(task)
+    return {"memory": detector.memory.clone(), "turned": detector.turned.clone()}
 
 
 def shared_weights(network: Network) -> list[Tensor]:

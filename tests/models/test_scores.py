@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.scores import DECISIONS, INGREDIENTS, LEAST_SPREAD, PARTS, TINY, Decision, TaskScorer, standardise
+from models.scores import DECISIONS, INGREDIENTS, LEAST_SPREAD, PARTS, TINY, Decision, TaskScorer, standardise, weigh
 
 LOGITS = [[math.log(1), math.log(3)], [math.log(2), math.log(2)]]
 SAID = {
@@ -50,7 +50,7 @@ def test_a_decision_needs_the_ingredients_of_its_parts_and_the_logits() -> None:
 
 
 def test_distances_are_the_weighted_sum_of_the_parts_on_calibrated_logits() -> None:
-    decision = Decision(("deep", "energy"), 1.0)
+    decision = Decision(("deep", "energy"))
     scorer = TaskScorer(decision, 2, scale=2.0, shift=0.5, weights=(3.0, 10.0), bias=-1.0)
     logits = torch.tensor([[0.5, 2 * math.log(3) + 0.5], [2 * math.log(2) + 0.5] * 2])
     torch.testing.assert_close(scorer.logits(SAID), logits)
@@ -119,3 +119,30 @@ def test_the_papers_decision_compares_scores_as_they_are(name: str, scale: float
     assert (scorer.scale, scorer.shift, scorer.weights, scorer.bias) == (scale, shift, (1.0,), 0.0)
     wanted = -torch.logsumexp(SAID["logits"].double() * scale + shift, dim=1)
     torch.testing.assert_close(scorer.scores(SAID), wanted)
+
+
+def test_a_weighed_score_is_the_likelihood_ratio_of_two_gaussians() -> None:
+    memory = memory_of([-1.0, 0.0, 1.0], [0.0] * 3)
+    plain = standardise(DECISIONS["deep"], memory, 1.0, 0.0)
+    spread = math.sqrt(2 / 3)
+    turned = memory_of([3 * spread, 5 * spread], [0.0] * 2)
+    weighed = weigh(plain, turned)
+    # Turned images lie four spreads off, so foreign ones are taken to lie two off.
+    for score in (-1.0, 0.0, 0.7, 3.0):
+        own, foreign = -(score**2) / 2, -((score - 2) ** 2) / 2
+        assert float(weighed.scores(memory_of([score * spread], [0.0]))) == pytest.approx(foreign - own)
+
+
+def test_a_task_that_tells_nothing_apart_says_little_for_or_against_itself() -> None:
+    memory = memory_of([-1.0, 0.0, 1.0], [0.0] * 3)
+    plain = standardise(DECISIONS["deep"], memory, 1.0, 0.0)
+    far = memory_of([30.0], [0.0])
+    assert float(plain.scores(far)) > 30
+    for turned in (memory, memory_of([-9.0], [0.0])):
+        assert abs(float(weigh(plain, turned).scores(far))) < 4
+        assert float(weigh(plain, turned).scores(far)) > float(weigh(plain, turned).scores(memory).max())
+
+
+def test_the_papers_scores_are_not_weighed() -> None:
+    plain = standardise(DECISIONS["paper"], SAID, 2.0, -1.0)
+    assert weigh(plain, SAID) == plain

@@ -11,9 +11,7 @@ from pydantic import ValidationError
 from serving.decision import NETWORK_NAMES, OUTPUT_NAMES, Rule, TaskRule, complete, decide, judge, threshold
 
 TASK = TaskRule.fit([1.0, 2.0, 3.0, 4.0], classes=2)
-RULE = Rule(
-    score="max_logit", sharpness=2.0, alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2
-)
+RULE = Rule(score="max_logit", alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2)
 LOGITS = np.array([[2.0, 0.0, 1.0, 1.0], [0.0, 4.0, -3.0, -9.0], [1.0, 1.0, 1.0, 1.0]])
 OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
 
@@ -49,7 +47,7 @@ def test_tied_validation_scores_count_each() -> None:
 def test_decision_by_hand() -> None:
     verdicts = judge(OUTPUTS, RULE)
     # Row 0: scores -2 and -1, so that one lies one further out; p-values 3/5 and 2/5.
-    nearer = 1 / (1 + math.exp(-2.0))
+    nearer = 1 / (1 + math.exp(-1.0))
     assert verdicts.p_task[0] == pytest.approx([nearer, 1 - nearer])
     within = 1 / (1 + math.exp(-2))
     assert verdicts.p_within_task[0] == pytest.approx([within, 1 - within, 0.5, 0.5])
@@ -129,7 +127,7 @@ def test_fit_refuses_scores_that_rank_nothing(scores: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"sharpness": 0.0}, "sharpness"), ({"alpha": 0.0}, "alpha"), ({"tasks": ()}, "tasks")],
+    [({"alpha": 0.0}, "alpha"), ({"tasks": ()}, "tasks")],
 )
 def test_rule_refuses_bad_values(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.scores import DECISIONS
+from models.scores import DECISIONS, LEAST_AWAY
 from serving.decision import judge
 from tests.helpers import tiny_run, tiny_source, use_tiny_preset
 from training import fit
@@ -105,9 +105,12 @@ def test_corrections_change_no_other_decision(name: str, run: Run) -> None:
 def test_a_tasks_own_images_are_usual_to_it(name: str, run: Run) -> None:
     decider = make_decider(run.network, name, 0.05)
     for task, scorer in enumerate(decider.scorers):
-        scores = scorer.scores(run.network.detector(task).remembered())
-        assert float(scores.median()) == pytest.approx(0, abs=1e-4)
-        assert float(scores.std(correction=0)) == pytest.approx(1, abs=1e-4)
+        detector = run.network.detector(task)
+        scores, away = (scorer.scores(said) for said in (detector.remembered(), detector.remembered_turned()))
+        # The median m and the spread r of r s - r^2 / 2 where those of s are 0 and 1.
+        reach = float(scores.std(correction=0))
+        assert float(scores.median()) == pytest.approx(-(reach**2) / 2, abs=1e-4)
+        assert reach**2 == pytest.approx(max(float(away.mean()) / reach + reach / 2, LEAST_AWAY), rel=1e-3)
 
 
 # ---- the choice

@@ -105,7 +105,7 @@ def test_the_nearest_kept_images_are_found_and_never_a_tasks_own(network: Networ
 def test_the_weights_make_a_tasks_own_images_usual(network: Network) -> None:
     for detectors in map(network.detector, range(2)):
         said = detectors.remembered()
-        detectors.remember({**said, "logits": said["logits"] + 3})
+        detectors.remember({**said, "logits": said["logits"] + 3}, said)
     fitted = LikelihoodRatio.fit(network)
     for task in range(2):
         memory: dict[str, Any] = network.detector(task).remembered()

@@ -23,7 +23,7 @@ from training.metrics import (
 )
 
 ONE = TaskRule.fit([0.0], classes=2)
-RULE = Rule(score="max_logit", sharpness=2.0, alpha=0.05, tasks=(ONE, ONE))
+RULE = Rule(score="max_logit", alpha=0.05, tasks=(ONE, ONE))
 LOGITS = as_float([[5, 0, 1, 1], [0, 5, 9, 0], [0, 0, 5, 0], [9, 0, 0, 5]])
 """Of one image of each class; the second and the fourth look more like the other task's."""
 OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
@@ -67,7 +67,7 @@ def test_first_tasks_are_what_was_said_and_known_then() -> None:
         "logits": LOGITS[:, :2].tolist(),
         "distances": (-LOGITS[:, :2]).tolist(),
     }
-    assert (rule.tasks, rule.score, rule.sharpness, rule.alpha) == ((ONE,), "max_logit", 2.0, 0.05)
+    assert (rule.tasks, rule.score, rule.alpha) == ((ONE,), "max_logit", 0.05)
 
 
 @pytest.mark.parametrize(
