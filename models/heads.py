@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -44,8 +45,8 @@ class RotationHead(nn.Module):
 
     def live_part(self, live: Tensor) -> RotationHead:
         """The same head on the features that the task uses; the others are zero and say nothing."""
-        part = RotationHead(len(live), self.classes, len(self.weight)).to(self.weight.device)
-        part.load_state_dict({**self.state_dict(), "weight": self.weight.detach()[:, live]})
+        part = copy.deepcopy(self)
+        part.weight = nn.Parameter(self.weight.detach()[:, live])
         return part
 
 

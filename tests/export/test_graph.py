@@ -126,7 +126,7 @@ def test_a_coarser_cascade_turns_images_for_so_many_tasks(
     got = run_graph(graphs.session(method, backbone, precision, candidates), pixels)["distances"]
     upright = said_by(network).mean(slice(0, 1))["distances"]
     # In half precision, sums over a batch of another size round otherwise.
-    close = 1e-2 if precision == "fp16" else 1e-4
+    close = 2e-3 if precision == "fp16" else 1e-4
     turned = np.stack(
         [np.isclose(got[:, own], full[:, own], rtol=close, atol=close).all(axis=1) for own in rule.columns], axis=1
     )

@@ -183,7 +183,7 @@ def test_a_failed_export_leaves_the_bundle_that_was_there(
 def test_whole_numbers_that_change_answers_are_no_bundle(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tamper(monkeypatch, "int8", "task1/head/weight", lambda weight: -3 * weight)
+    tamper(monkeypatch, "int8", "task0/head/weight", lambda weight: -3 * weight)
     tamper_error = assert_nothing_is_written([str(run), "--precision", "int8"], tmp_path / "place", capsys)
     assert tamper_error.startswith("error: int8: label agreement with fp32 is ")
     assert tamper_error.endswith("% < 99%\n")

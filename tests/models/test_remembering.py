@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 BACKBONES = {
     "convnet": {"backbone": "convnet", "norm": True},
     "convnet without norm": {"backbone": "convnet", "norm": False, "dropout": 0.1},
-    "convnet with strides": {"backbone": "convnet", "hidden_norm": True, "pooled": False},
+    "convnet with strides": {"backbone": "convnet", "base": 8, "hidden_norm": True, "pooled": False},
     "resnet18": {"backbone": "resnet18"},
 }
 
@@ -70,7 +70,7 @@ def test_old_outputs_are_bit_identical_after_every_new_task(method: str, backbon
             assert_same_tensors(now, before)
         # Not vacuous: the new task's answer depends on the image, and learning it moved what all tasks share.
         # (A single live feature has the same direction whatever the image is, so not every ingredient need.)
-        assert all(said[number][name].std(dim=1).max() > 0 for name in ("logits", "shallow"))
+        assert any(said[number][name].std(dim=1).max() > 0 for name in ("logits", "shallow"))
         if method == "hat":
             changed = [not torch.equal(a, b) for a, b in zip(weights, shared_weights(network), strict=True)]
             # A tensor may stand still where finished tasks have taken all of it.
