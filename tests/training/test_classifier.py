@@ -99,7 +99,7 @@ def test_detectors_are_fitted_on_live_features_only(learned: tuple[Network, Task
     detector = network.detector(0)
     assert detector.tied.means.shape == (4, 2, live)
     assert detector.tied.basis.shape == (4, live, min(live, RANK))
-    assert detector.deep.means.shape == (4, live, 2)
+    assert detector.deep.means.shape == (4, 2, live)
     assert detector.background.means.shape == (4, 1, live)
     assert detector.residual.mean.shape == (4, 1, live)
 

@@ -287,6 +287,7 @@ def test_the_study_reads_all_that_there_is() -> None:
         "served",
         *("argmax", "sigmoid", "softmax", "power", "odin"),
         *("argmax+c", "sigmoid+c", "softmax+c", "power+c", "odin+c"),
+        "tpl",
     ]
 
 
