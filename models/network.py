@@ -151,7 +151,10 @@ class Network(nn.Module):
 
     def said(self, images: Tensor, task: int) -> dict[str, Tensor]:
         """All that a finished task says of images in each rotation, ingredient -> [rotations, n, columns]."""
-        depths = self.rotated_depths(images, task)
+        return self.said_of(self.rotated_depths(images, task), task)
+
+    def said_of(self, depths: list[Tensor], task: int) -> dict[str, Tensor]:
+        """The same from what the task sees at both depths."""
         head = self.head(task).live_part(self.wires.after.live(task))
         return {"logits": head.each_rotation(depths[-1]), **self.detector(task).each_rotation(depths)}
 

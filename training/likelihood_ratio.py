@@ -71,8 +71,9 @@ class RatioSays:
         )  # fmt: skip
 
     def _said(self, pixels: Tensor, task: int, others: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        said = self.network.detector(task).together(self.network.said(to_unit(pixels), task))
-        seen = _directions(self.network, pixels, task)
+        depths = self.network.rotated_depths(to_unit(pixels), task)
+        said = self.network.detector(task).together(self.network.said_of(depths, task))
+        seen = _of_length_one(depths[-1])
         near = torch.stack([_nearest(seen, other) for other in others], dim=1)
         return said["logits"], said["tied"], near[:, None].expand(-1, said["logits"].shape[1], -1, -1)
 
@@ -80,7 +81,11 @@ class RatioSays:
 def _directions(network: Network, pixels: Tensor, task: int) -> Tensor:
     """[rotations, n, live features] of length 1."""
     parts = [network.rotated_depths(to_unit(part), task)[-1] for part in pixels.split(EVALUATION_BATCH)]
-    return functional.normalize(torch.cat(parts, dim=1), dim=2, eps=SHORTEST)
+    return _of_length_one(torch.cat(parts, dim=1))
+
+
+def _of_length_one(features: Tensor) -> Tensor:
+    return functional.normalize(features, dim=2, eps=SHORTEST)
 
 
 def _nearest(seen: Tensor, other: Tensor | None) -> Tensor:
