@@ -26,10 +26,12 @@ demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn 
 
 test: check $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
-	@echo "tests: servers and browsers here, all others beside them"
-	@$(PY) -m pytest --ignore tests/e2e >runs/tests.log 2>&1 & others=$$!; \
-	$(PY) -m pytest tests/e2e; here=$$?; \
-	wait $$others; beside=$$?; cat runs/tests.log; exit $$((here + beside))
+	@echo "tests: whole servers and browsers here, those of serving/ and all others beside them"
+	@$(PY) -m pytest --ignore tests/e2e --ignore tests/serving >runs/tests.log 2>&1 & others=$$!; \
+	$(PY) -m pytest tests/serving >runs/tests-serving.log 2>&1 & serving=$$!; \
+	$(PY) -m pytest tests/e2e; failed=$$?; \
+	wait $$serving || failed=1; wait $$others || failed=1; \
+	cat runs/tests-serving.log runs/tests.log; exit $$failed
 
 check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff check .
