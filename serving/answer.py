@@ -141,6 +141,7 @@ def describe(model: Model, *, max_batch: int = 1) -> ModelDescription:
         score=rule.score,
         alpha=rule.alpha,
         threshold=threshold(rule.alpha),
+        expected_acceptance=1 - rule.alpha,
         provider=model.provider,
         precision=model.precision,
         precisions=manifest.precisions,

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +51,18 @@ class Model:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, provider: str | None = None, precision: str | None = None, threads: int = 0
+        cls,
+        path: str | Path,
+        *,
+        provider: str | None = None,
+        precision: str | None = None,
+        threads: int = 0,
+        alpha: float | None = None,
     ) -> Model:
         """Read a bundle and open it on `provider` (auto, cuda, cpu) in `precision` (auto or one that it has).
 
-        What is not given is as the environment says. `threads` run the graph on the CPU; 0 leaves their number to
-        onnxruntime.
+        What is not given of these two is as the environment says. `threads` run the graph on the CPU; 0 leaves their
+        number to onnxruntime. `alpha` takes the place of the bundle's own.
         """
         choice = provider or os.environ.get(PROVIDER_VARIABLE, "auto")
         if choice not in PROVIDER_CHOICES:
@@ -65,6 +71,8 @@ class Model:
         if wanted not in PRECISION_CHOICES:
             raise ProviderError(f"{PRECISION_VARIABLE} is {wanted!r}; allowed: {', '.join(PRECISION_CHOICES)}")
         bundle = load_bundle(path)
+        if alpha is not None:
+            bundle = replace(bundle, rule=bundle.rule.model_copy(update={"alpha": alpha}))
         model = _open(bundle, choice, wanted, threads)
         _check_signature(model)
         manifest = bundle.manifest

@@ -155,6 +155,9 @@ class ModelDescription(Wire):
     score: str = says("which unknown_score the rule uses", "mahalanobis")
     alpha: float = says("share of known images that may be called unknown, unless a request says another", 0.05)
     threshold: float = says("-log10 of alpha", 1.301)
+    expected_acceptance: float = says(
+        "1 - alpha: at least this share of known images is accepted, on average over the validation images drawn", 0.95
+    )
     provider: str = says("what the network runs on", "CPUExecutionProvider")
     precision: str = says("the numbers that it runs in", "int8")
     precisions: tuple[str, ...] = says("those that the bundle has", ["fp32", "int8"])

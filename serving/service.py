@@ -157,7 +157,13 @@ class OpenWorld:
         share: Plan = plan(settings, available_cpus())
 
         def load(path: Path) -> Served:
-            model = Model.load(path, provider=settings.provider, precision=settings.precision, threads=share.threads)
+            model = Model.load(
+                path,
+                provider=settings.provider,
+                precision=settings.precision,
+                threads=share.threads,
+                alpha=settings.alpha,
+            )
             model.self_test()
             return Served.of(model, settings.batch)
 

@@ -32,6 +32,8 @@ class Settings:
     bundle: Path = HOME / "runs/demo/bundle"
     provider: str = "auto"
     precision: str = "auto"
+    alpha: float | None = None
+    """None: the bundle's."""
     workers: int = 0
     threads: int = 0
     batch: int = 0
@@ -131,6 +133,13 @@ def _share(text: str) -> float:
     return share
 
 
+def _inner_share(text: str) -> float:
+    share = _share(text)
+    if share in (0, 1):
+        raise ValueError(text)
+    return share
+
+
 def _database(text: str) -> str:
     """The URL, with the absolute path of a file; without the database library, which takes long to import."""
     scheme, _, rest = text.partition("://")
@@ -170,6 +179,7 @@ _READERS: dict[str, _Reader] = {
     "bundle": _Reader(_absolute, "a bundle directory"),
     "provider": _one_of(*PROVIDER_CHOICES),
     "precision": _one_of(*PRECISION_CHOICES),
+    "alpha": _Reader(_inner_share, "a number between 0 and 1, such as 0.05"),
     "workers": _whole(1, 256),
     "threads": _whole(1, 256),
     "batch": _whole(1, 1024),

@@ -26,7 +26,7 @@ from serving.decision import Verdicts, judge
 from training import metrics, plots
 from training.checkpoint import RunError
 from training.datasets import SOURCES, DataError, Images, load_source
-from training.decisions import all_said, make_decider
+from training.decisions import SaidByTasks, all_said, make_decider
 from training.device import choose_device, prepare
 from training.evaluate import Run, known_and_unknown, open_run, reader_of
 from training.prediction import TPL, Reading
@@ -58,15 +58,20 @@ def compare(
 ) -> Iterator[Row]:
     """A row for every decision that the run allows, and for TPL's where it keeps images."""
     said = [all_said(run.network, images.pixels, device) for images in (known, unknown) if len(images)]
+    yield from decision_rows(run, said, class_ids)
+    if run.buffer is not None:
+        reader = reader_of(run, sources, device, Reading(TPL))
+        images = [one.pixels for one in (known, unknown) if len(one)]
+        yield _row(TPL, run, [reader.decide(reader.says(pixels), run.rule) for pixels in images], class_ids)
+
+
+def decision_rows(run: Run, said: Sequence[SaidByTasks], class_ids: NDArray[np.integer[Any]]) -> Iterator[Row]:
+    """From what was said of known images and, where there are any, of unknown ones."""
     for name, decision in DECISIONS.items():
         if decision.corrected and not run.corrections:
             continue
         decider = make_decider(run.network, name, run.rule.alpha, run.corrections)
         yield _row(name, run, [judge(decider.outputs(one), decider.rule) for one in said], class_ids)
-    if run.buffer is not None:
-        reader = reader_of(run, sources, device, Reading(TPL))
-        images = [one.pixels for one in (known, unknown) if len(one)]
-        yield _row(TPL, run, [reader.decide(reader.says(pixels), run.rule) for pixels in images], class_ids)
 
 
 def _row(name: str, run: Run, verdicts: Sequence[Verdicts], class_ids: NDArray[np.integer[Any]]) -> Row:

@@ -24,6 +24,8 @@ CANDIDATES = ("features", "fused", "mahalanobis", "max_logit", "paper")
 """What a run chooses from, the first of equals."""
 
 Counts = dict[str, int]
+SaidByTasks = list[dict[str, Tensor]]
+"""What every task says of a batch."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _task_side(
     return scorer, TaskRule.fit(scorer.scores(memory).cpu().numpy(), head.classes)
 
 
-def all_said(network: Network, pixels: NDArray[np.uint8], device: torch.device) -> list[dict[str, Tensor]]:
+def all_said(network: Network, pixels: NDArray[np.uint8], device: torch.device) -> SaidByTasks:
     """What every task says of uint8 images [n, height, width, channels]."""
     images = to_device(pixels, device)
     return [task_said(network, task, images) for task in range(len(network.heads))]

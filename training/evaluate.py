@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from models.counting import capacity_used, count_parameters
 from models.network import Network
 from models.scores import DECISIONS
-from serving.decision import Outputs, Rule, Verdicts
+from serving.decision import Outputs, Rule, Verdicts, judge
 from training import metrics, theory
 from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError, load, read_config
 from training.config import RunConfig, system_title
 from training.datasets import DataError, Images, Source
-from training.decisions import AUTO, Decider, all_said, choose, make_decider
+from training.decisions import AUTO, Decider, SaidByTasks, all_said, choose, make_decider
 from training.device import choose_device, prepare
-from training.prediction import Reader, ReaderMaker, Reading, add_options, reading_of, served_reader
+from training.prediction import Reader, ReaderMaker, Reading, add_options, reading_of
 from training.report import summary
 from training.sources import Sources
 
@@ -104,6 +104,8 @@ class Tested:
     decide: metrics.Decision
     about: dict[str, Any]
     """How the run was read, and what was chosen for that."""
+    said: tuple[SaidByTasks, ...] = ()
+    """Where the rule that is served decides: what every task says of the known images, and of unknown ones if any."""
 
     @cached_property
     def class_ids(self) -> NDArray[np.int64]:
@@ -133,10 +135,8 @@ class Tested:
         return theory.losses(verdicts.p_within_task, verdicts.p_task, p_in, self.class_ids, self.run.rule.task_of_class)
 
 
-def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading | None) -> Reader:
-    """How the run is read: by the rule that is served, or as asked."""
-    if reading is None:
-        return served_reader(partial(run.outputs, device=device))
+def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading) -> Reader:
+    """How the run is read where that is not by the rule that is served."""
     maker = ReaderMaker(run.config, run.network, run.rule, run.correction_history, run.buffer, sources, device)
     return maker.make(reading)
 
@@ -147,10 +147,18 @@ def examine(run: Run, sources: Sources, device: torch.device, reading: Reading |
     for problem in missing:
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
-    says, decide, about = reader_of(run, sources, device, reading)
-    outputs = says(known.pixels)
-    none = {name: values[:0] for name, values in outputs.items()}
-    return Tested(run, known, unknown, outputs, says(unknown.pixels) if len(unknown) else none, decide, about)
+    pixels = [images.pixels for images in (known, unknown) if len(images)]
+    said: tuple[SaidByTasks, ...] = ()
+    decide: metrics.Decision = judge
+    if reading is None:
+        about: dict[str, Any] = {"prediction": "served"}
+        said = tuple(all_said(run.network, each, device) for each in pixels)
+        outputs: list[Outputs] = [run.decider.outputs(each) for each in said]
+    else:
+        says, decide, about = reader_of(run, sources, device, reading)
+        outputs = [says(each) for each in pixels]
+    none = {name: values[:0] for name, values in outputs[0].items()}
+    return Tested(run, known, unknown, outputs[0], outputs[1] if len(unknown) else none, decide, about, said)
 
 
 def measure(tested: Tested) -> dict[str, Any]:

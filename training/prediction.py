@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.network import Network
-from serving.decision import Outputs, Rule, judge
+from serving.decision import Outputs, Rule
 from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError
@@ -187,11 +187,6 @@ class ReaderMaker:
                 told_apart = mean_of(task_auroc(verdicts.task_unknown_score, tasks)) or 0.0
                 measured[Odin(temperature, epsilon)] = right, told_apart
         return max(measured, key=lambda odin: measured[odin])
-
-
-def served_reader(says: Callable[[NDArray[np.uint8]], Outputs]) -> Reader:
-    """The rule that is served."""
-    return Reader(says, judge, {"prediction": "served"})
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

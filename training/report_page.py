@@ -22,6 +22,7 @@ from sklearn.metrics import roc_curve
 from serving.decision import threshold
 from training import plots
 from training.checkpoint import CONFIG, RunError, replace_file
+from training.compare_scores import decision_rows
 from training.datasets import DataError, Images
 from training.diagnosis import confusion_matrix, diagnose
 from training.evaluate import Tested, examine_chosen, measure, run_parser
@@ -59,6 +60,7 @@ def write_page(folder: Path, tested: Tested, result: dict[str, Any]) -> Path:
         result=result,
         config=tested.run.config,
         diagnosis=found,
+        decisions=list(decision_rows(tested.run, tested.said, tested.class_ids)) if tested.said else [],
         pictures=dict(_pictures(tested, result)),
         room=Markup(plots.svg("room", plots.room(found.capacity), height=1.6 + 0.19 * len(found.capacity.layers))),
         held_back=Markup(plots.svg("held_back", plots.held_back(found))),
@@ -79,6 +81,7 @@ def write_page(folder: Path, tested: Tested, result: dict[str, Any]) -> Path:
 def _template() -> Any:
     loader = PackageLoader("training", ".")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    environment.filters["share"] = lambda share: "-" if share is None else f"{share:.3f}"
     environment.filters["percent"] = lambda share: "-" if share is None else f"{100 * share:.1f}"
     return environment.get_template("report_page.html")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,16 @@ def test_what_cannot_be_answered_is_refused(model: Model, asked: dict[str, float
     with pytest.raises(ParameterError) as refused:
         Question.ask(model, **asked)  # type: ignore[arg-type]
     assert refused.value.allowed == allowed
+
+
+def test_an_operator_may_set_alpha(bundle: Path, model: Model) -> None:
+    stricter = Model.load(bundle, provider="cpu", alpha=0.2)
+    described = describe(stricter)
+    assert (described.alpha, described.expected_acceptance) == (0.2, 0.8)
+    assert described.threshold == pytest.approx(-math.log10(0.2))
+    assert Question.ask(stricter).alpha == 0.2
+    assert Question.ask(stricter, alpha=0.01).alpha == 0.01
+    assert (Question.ask(model).alpha, describe(model).expected_acceptance) == (0.05, 0.95)
 
 
 def test_description_of_what_is_served(model: Model) -> None:

@@ -69,7 +69,8 @@ def test_a_server_is_stopped_before_it_starts(both: Path, capfd: pytest.CaptureF
 
 
 def test_the_server_says_what_it_runs_in(both: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, both, settings={PRECISION_VARIABLE: "fp32"}) as server:
+    with serving(tmp_path, both, settings={PRECISION_VARIABLE: "fp32", "OPENWORLD_ALPHA": "0.2"}) as server:
         said = httpx.get(f"{server.url}/model").json()
+    assert (said["alpha"], said["expected_acceptance"]) == (0.2, 0.8)
     assert (said["precision"], said["precisions"]) == ("fp32", ["fp32", "int8"])
     assert said["cascade"] == {"candidates": None, "agreement": None, "images": 0}

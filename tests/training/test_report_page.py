@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from models.scores import DECISIONS
 from serving.bundle import ImageSpec
 from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
@@ -61,8 +62,13 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
         assert f"{100 * value:.1f} %" in read.words
-    for heading in ("After each task", "What holds each task back", "Known or unknown", "Mistakes", "Learning"):
+    headings = ("After each task", "What holds each task back", "Decisions side by side", "Known or unknown")
+    for heading in (*headings, "Mistakes", "Learning"):
         assert heading in read.words
+    chosen = re.findall(r'<tr class="chosen"><th class="words">(\w+)</th><td>([0-9.]+)</td>', page)
+    assert chosen == [(measured["decision"], f"{100 * measured['cil_accuracy']:.1f}")]
+    for name, decision in DECISIONS.items():
+        assert (f'<th class="words">{name}</th>' in page) == (not decision.corrected)
     assert f"python -m training.fit --method {whole_run.method} --out" in read.words
     assert (whole_run.folder / "config.json").read_text() in read.words
     # Over time, held back, confusion, reliability, scores, ROC, two curves, room.
