@@ -19,7 +19,7 @@ from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, s
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig, system_title
 from training.datasets import DataError
-from training.decisions import added, choose, count_right
+from training.decisions import added, choose, count_wrong
 from training.device import choose_device, describe, prepare
 from training.evaluate import examine, measure, open_run
 from training.history import Epoch
@@ -98,11 +98,11 @@ class Learner:
         seed_everything(self.config.seed, task, "detectors")
         fit_detectors(self.network, task, data)
         fit_ranges(self.network, task, data.train)
-        right = added(self.progress.right, count_right(self.network, data.validation, preset.alpha))
+        wrong = added(self.progress.wrong, count_wrong(self.network, data.validation, preset.alpha))
         decision = self.progress.decision
         if task + 1 == len(self.config.lessons[0].tasks):
-            decision = choose(right)
-        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, right=right, decision=decision)
+            decision = choose(wrong)
+        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, wrong=wrong, decision=decision)
         if self.config.buffer:
             progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))
         self._save(progress)
