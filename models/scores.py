@@ -76,6 +76,7 @@ class Decision:
 DECISIONS: dict[str, Decision] = {
     "features": Decision(("shallow", "deep")),
     "fused": Decision(("shallow", "deep", "energy")),
+    "relative+energy": Decision(("relative", "energy")),
     "mahalanobis": Decision(("mahalanobis",)),
     "shallow": Decision(("shallow",)),
     "deep": Decision(("deep",)),

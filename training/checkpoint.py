@@ -38,8 +38,8 @@ class Progress:
     phase: str = "features"
     epoch: int = 0
     seconds: float = 0.0
-    wrong: dict[str, int] = field(default_factory=dict)
-    """Decision -> how many validation images it put into a wrong class, each when its task was the newest."""
+    nats: dict[str, float] = field(default_factory=dict)
+    """Decision -> its cross-entropy on validation images, each when its task was the newest."""
     decision: str | None = None
     """What was chosen by that when the first lesson was learned; later lessons leave it, and so all earlier answers."""
     corrections: tuple[tuple[Correction, ...], ...] = ()

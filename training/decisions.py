@@ -19,16 +19,13 @@ from training.calibration import Correction
 from training.classifier import task_said
 from training.tasks import Batchable, to_device
 
+LEAST_PROBABILITY = 1e-12
 AUTO = "auto"
 """What the run chose on validation images."""
-CANDIDATES = ("fused", "features", "mahalanobis", "max_logit", "paper")
-"""What a run chooses from, the first of those that the counts cannot tell apart.
+CANDIDATES = ("fused", "features", "relative+energy", "mahalanobis", "max_logit", "paper")
+"""What a run chooses from, the first of equals."""
 
-The fusion comes first: on validation images of all tasks together it was as good as features alone on strong networks
-and better on a weak one.
-"""
-
-Counts = dict[str, int]
+Nats = dict[str, float]
 SaidByTasks = list[dict[str, Tensor]]
 """What every task says of a batch."""
 
@@ -76,31 +73,30 @@ def all_said(network: Network, pixels: NDArray[np.uint8], device: torch.device) 
     return [task_said(network, task, images) for task in range(len(network.heads))]
 
 
-def count_wrong(network: Network, validation: Batchable, alpha: float) -> Counts:
-    """How many validation images of the newest task each candidate would put into a wrong class of all classes.
+def cross_entropies(network: Network, validation: Batchable, alpha: float) -> Nats:
+    """How badly each candidate foretells the class, among all classes, of the newest task's validation images: the sum
+    of -log p.
 
     They are true outsiders to all earlier tasks, and are at hand while their own task is learned: so a run can choose
-    its decision without keeping an image, and without ever seeing an unknown.
+    its decision without keeping an image, and without ever seeing an unknown. Probabilities tell more than a count of
+    mistakes: a decision that lets one task take what is another's by a hair is sure of little, in either direction.
     """
     newest = len(network.heads) - 1
     said = [task_said(network, task, validation.pixels) for task in range(newest + 1)]
-    wrong = {}
+    nats = {}
     for name in CANDIDATES:
         decider = make_decider(network, name, alpha)
         class_ids = decider.rule.columns[newest].start + validation.local_classes.cpu().numpy()
-        wrong[name] = int((judge(decider.outputs(said), decider.rule).class_id != class_ids).sum())
-    return wrong
+        probability = judge(decider.outputs(said), decider.rule).probability[np.arange(len(class_ids)), class_ids]
+        nats[name] = round(float(-np.log(np.maximum(probability, LEAST_PROBABILITY)).sum()), 6)
+    return nats
 
 
-def added(before: Mapping[str, int], more: Mapping[str, int]) -> Counts:
-    """Counts of all tasks so far."""
-    return {name: before.get(name, 0) + count for name, count in more.items()}
+def added(before: Mapping[str, float], more: Mapping[str, float]) -> Nats:
+    """Sums over all tasks so far."""
+    return {name: before.get(name, 0.0) + nats for name, nats in more.items()}
 
 
-def choose(wrong: Mapping[str, int]) -> str:
-    """The first candidate that was wrong no more often than the best one, give or take the spread of such a count."""
-    counted = [name for name in CANDIDATES if name in wrong]
-    if not counted:
-        return CANDIDATES[0]
-    fewest = min(wrong[name] for name in counted)
-    return next(name for name in counted if wrong[name] <= fewest + math.sqrt(fewest))
+def choose(nats: Mapping[str, float]) -> str:
+    """The candidate with the smallest cross-entropy; among equals, and where nothing was measured, the first."""
+    return min(CANDIDATES, key=lambda name: nats.get(name, math.inf))

@@ -81,7 +81,7 @@ def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
     checkpoint.load_network(network, [len(labels) for labels in config.tasks])
     network.to(device).eval()
     progress = checkpoint.progress
-    name = (progress.decision or choose(progress.wrong)) if decision == AUTO else decision
+    name = (progress.decision or choose(progress.nats)) if decision == AUTO else decision
     history = checkpoint.progress.corrections
     decider = make_decider(network, name, config.preset.alpha, history[-1] if history else ())
     return Run(config, network, decider, checkpoint.progress.seconds, history, checkpoint.buffer())

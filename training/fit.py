@@ -19,7 +19,7 @@ from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, s
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig, system_title
 from training.datasets import DataError
-from training.decisions import added, choose, count_wrong
+from training.decisions import added, choose, cross_entropies
 from training.device import choose_device, describe, prepare
 from training.evaluate import examine, measure, open_run
 from training.history import Epoch
@@ -98,11 +98,11 @@ class Learner:
         seed_everything(self.config.seed, task, "detectors")
         fit_detectors(self.network, task, data)
         fit_ranges(self.network, task, data.train)
-        wrong = added(self.progress.wrong, count_wrong(self.network, data.validation, preset.alpha))
+        nats = added(self.progress.nats, cross_entropies(self.network, data.validation, preset.alpha))
         decision = self.progress.decision
         if task + 1 == len(self.config.lessons[0].tasks):
-            decision = choose(wrong)
-        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, wrong=wrong, decision=decision)
+            decision = choose(nats)
+        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, nats=nats, decision=decision)
         if self.config.buffer:
             progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))
         self._save(progress)

@@ -76,7 +76,7 @@ def copied(first_run: Path, tmp_path: Path) -> Path:
 
 def assert_same_run(got: Path, wanted: Path) -> None:
     assert_same_tensors(run_tensors(got), run_tensors(wanted))
-    assert load(got).progress.wrong == load(wanted).progress.wrong
+    assert load(got).progress.nats == load(wanted).progress.nats
     assert metrics(got) == metrics(wanted)
 
 

@@ -255,7 +255,7 @@ def test_it_is_resumed_from_the_images_it_began_with(run: Path, store: Store, ur
     store.name(more, "five", "ann")
     assert fit.main(["--out", str(run), "--resume"]) == 0
     assert_same_tensors(run_tensors(run), run_tensors(whole))
-    assert load(run).progress.wrong == load(whole).progress.wrong
+    assert load(run).progress.nats == load(whole).progress.nats
 
 
 def test_it_is_published_and_the_quarantine_is_told(run: Path, store: Store, url: str, shelf: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_buffer_changes_nothing_of_what_is_learned(kept_run: Path, tmp_path: P
     plain = learned(tmp_path / "run")
     with_buffer = {name: value for name, value in run_tensors(kept_run).items() if not name.startswith("buffer.")}
     assert_same_tensors(with_buffer, run_tensors(plain))
-    assert load(kept_run).progress.wrong == load(plain).progress.wrong
+    assert load(kept_run).progress.nats == load(plain).progress.nats
 
 
 def test_every_task_leaves_a_correction_for_all_tasks_so_far(kept_run: Path) -> None:

@@ -23,7 +23,7 @@ from tests.helpers import (
 from training.checkpoint import CURRENT, PREVIOUS, Progress, RunError, load, save, write_json
 
 CLASSES = [2, 3, 2]
-WRONG = {"features": 5, "fused": 6}
+NATS = {"features": 5, "fused": 6}
 BETWEEN, FEATURES, HEAD, WHOLE = "between tasks", "mid features", "mid head", "whole run"
 
 
@@ -33,20 +33,20 @@ def half_learned(method: str, where: str) -> tuple[Network, torch.optim.Optimize
     data = [tiny_task(1, seed=task, classes=classes) for task, classes in enumerate(CLASSES)]
     learn_task(network, data[0])
     if where == BETWEEN:
-        return network, None, Progress(1, wrong=WRONG)
+        return network, None, Progress(1, nats=NATS)
     network.add_task(CLASSES[1])
     optimizer = learn_task_features(network, 1, data[1])
     if where == FEATURES:
-        return network, optimizer, Progress(1, "features", 1, 2.5, WRONG)
+        return network, optimizer, Progress(1, "features", 1, 2.5, NATS)
     network.finish(1)
     optimizer = adam(list(network.head(1).parameters()))
     network.head(1).all_logits(torch.randn(2, network.wires.after.channels)).sum().backward()
     optimizer.step()
     if where == HEAD:
-        return network, optimizer, Progress(1, "head", 1, 2.5, WRONG)
+        return network, optimizer, Progress(1, "head", 1, 2.5, NATS)
     learn_task_head(network, 1, data[1])
     learn_task(network, data[2])
-    return network, None, Progress(3, wrong=WRONG, decision="fused")
+    return network, None, Progress(3, nats=NATS, decision="fused")
 
 
 def parameters_of(network: Network, progress: Progress) -> list[torch.nn.Parameter]:

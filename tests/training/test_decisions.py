@@ -18,7 +18,7 @@ from training import fit
 from training.calibration import corrected
 from training.checkpoint import load
 from training.datasets import Images
-from training.decisions import CANDIDATES, added, all_said, choose, count_wrong, make_decider
+from training.decisions import CANDIDATES, added, all_said, choose, cross_entropies, make_decider
 from training.evaluate import Run, open_run
 from training.evaluate import main as evaluate
 from training.prediction import learned_logits
@@ -87,7 +87,7 @@ def test_the_papers_decision_is_the_softmax_of_all_logits_side_by_side(name: str
 
 
 def test_an_unknown_decision_is_refused(run: Run) -> None:
-    with pytest.raises(ValueError, match="decision is 'guess'; allowed: features, fused, mahalanobis, "):
+    with pytest.raises(ValueError, match="decision is 'guess'; allowed: features, fused, relative\+energy, "):
         make_decider(run.network, "guess", 0.05)
 
 
@@ -117,53 +117,52 @@ def test_a_tasks_own_images_are_usual_to_it(name: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "chosen"),
+    ("nats", "chosen"),
     [
         ({}, CANDIDATES[0]),
-        (dict.fromkeys(CANDIDATES, 7), CANDIDATES[0]),
-        # Four mistakes have a spread of two.
-        ({**dict.fromkeys(CANDIDATES, 7), "paper": 4}, "paper"),
-        ({**dict.fromkeys(CANDIDATES, 7), "features": 6, "paper": 4}, "features"),
-        ({**dict.fromkeys(CANDIDATES, 1), "paper": 0}, "paper"),
-        ({"paper": 3, "features": 3}, "features"),
-        ({"somebody else's": 0, "max_logit": 9}, "max_logit"),
+        (dict.fromkeys(CANDIDATES, 7.0), CANDIDATES[0]),
+        ({**dict.fromkeys(CANDIDATES, 7.0), "paper": 6.9}, "paper"),
+        ({"paper": 3.0, "features": 3.0}, "features"),
+        ({"somebody else's": 0.0, "max_logit": 9.0}, "max_logit"),
     ],
 )
-def test_the_first_decision_is_chosen_that_is_not_clearly_worse_than_the_best(
-    wrong: dict[str, int], chosen: str
-) -> None:
-    assert choose(wrong) == chosen
+def test_the_decision_with_the_smallest_cross_entropy_is_chosen(nats: dict[str, float], chosen: str) -> None:
+    assert choose(nats) == chosen
 
 
-def test_counts_of_tasks_add_up() -> None:
-    assert added({"paper": 2, "fused": 3}, {"paper": 5, "fused": 0}) == {"paper": 7, "fused": 3}
-    assert added({}, {"paper": 5}) == {"paper": 5}
+def test_cross_entropies_of_tasks_add_up() -> None:
+    assert added({"paper": 2.0, "fused": 3.0}, {"paper": 5.5, "fused": 0.0}) == {"paper": 7.5, "fused": 3.0}
+    assert added({}, {"paper": 5.0}) == {"paper": 5.0}
 
 
-def test_wrong_answers_are_counted_on_the_newest_task_among_all_classes(run: Run) -> None:
+def of_the_true(probability: NDArray[Any], class_ids: NDArray[np.integer[Any]]) -> float:
+    return float(-np.log(probability[np.arange(len(class_ids)), class_ids]).sum())
+
+
+def test_cross_entropies_are_of_the_newest_task_among_all_classes(run: Run) -> None:
     held = validation(run, 1)
-    wrong = count_wrong(run.network, held, 0.05)
-    assert tuple(wrong) == CANDIDATES
+    nats = cross_entropies(run.network, held, 0.05)
+    assert tuple(nats) == CANDIDATES
     pixels = np.ascontiguousarray(held.pixels.permute(0, 2, 3, 1).numpy())
     class_ids = held.local_classes.numpy() + 2
     for name in CANDIDATES:
         decider = make_decider(run.network, name, 0.05)
         verdicts = judge(decider.outputs(all_said(run.network, pixels, CPU)), decider.rule)
-        assert wrong[name] == (verdicts.class_id != class_ids).sum()
-    guesses = learned_logits(run.network, pixels, CPU)["logits"].argmax(axis=1)
-    assert wrong["paper"] == (guesses != class_ids).sum()
+        assert nats[name] == pytest.approx(of_the_true(verdicts.probability, class_ids), abs=1e-4)
+    plain = softmax(learned_logits(run.network, pixels, CPU)["logits"])
+    assert nats["paper"] == pytest.approx(of_the_true(plain, class_ids), rel=1e-3)
 
 
-def test_a_run_counts_each_task_when_it_is_the_newest(run: Run, folder: Path) -> None:
-    total = 0
+def test_a_run_measures_each_task_when_it_is_the_newest(run: Run, folder: Path) -> None:
+    total = 0.0
     for task, classes in enumerate((2, 4)):
         held = validation(run, task)
         pixels = np.ascontiguousarray(held.pixels.permute(0, 2, 3, 1).numpy())
-        guesses = learned_logits(run.network, pixels, CPU)["logits"][:, :classes].argmax(axis=1)
-        total += int((guesses != held.local_classes.numpy() + 2 * task).sum())
+        plain = softmax(learned_logits(run.network, pixels, CPU)["logits"][:, :classes])
+        total += of_the_true(plain, held.local_classes.numpy() + 2 * task)
     progress = load(folder).progress
-    assert progress.wrong["paper"] == total
-    assert progress.decision == choose(progress.wrong) == run.decider.name == run.rule.score
+    assert progress.nats["paper"] == pytest.approx(total, rel=1e-3)
+    assert progress.decision == choose(progress.nats) == run.decider.name == run.rule.score
 
 
 # ---- a run measured by another decision

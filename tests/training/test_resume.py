@@ -81,7 +81,7 @@ def count_saves(patch: pytest.MonkeyPatch) -> list[int]:
 
 def assert_same_run(got: Path, wanted: Path) -> None:
     assert_same_tensors(run_tensors(got), run_tensors(wanted))
-    assert load(got).progress.wrong == load(wanted).progress.wrong
+    assert load(got).progress.nats == load(wanted).progress.nats
     assert metrics(got) == metrics(wanted)
     assert epochs(got) == epochs(wanted)
 
