@@ -87,7 +87,7 @@ def test_the_papers_decision_is_the_softmax_of_all_logits_side_by_side(name: str
 
 
 def test_an_unknown_decision_is_refused(run: Run) -> None:
-    with pytest.raises(ValueError, match="decision is 'guess'; allowed: features, fused, relative\+energy, "):
+    with pytest.raises(ValueError, match=r"decision is 'guess'; allowed: features, fused, relative\+energy, "):
         make_decider(run.network, "guess", 0.05)
 
 
