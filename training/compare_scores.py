@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.scores import DECISIONS
-from serving.decision import Verdicts, judge
+from serving.decision import Rule, Verdicts, judge
 from training import metrics, plots
 from training.checkpoint import RunError
 from training.datasets import SOURCES, DataError, Images, load_source
@@ -31,6 +31,9 @@ from training.device import choose_device, prepare
 from training.evaluate import Run, known_and_unknown, open_run, reader_of
 from training.prediction import TPL, Reading
 from training.sources import Sources
+
+BY_P_VALUE = "p-values"
+"""Of the decision that the run chose; continued beyond 1 / n, so that few tasks tie."""
 
 
 class Row(NamedTuple):
@@ -72,6 +75,15 @@ def decision_rows(run: Run, said: Sequence[SaidByTasks], class_ids: NDArray[np.i
             continue
         decider = make_decider(run.network, name, run.rule.alpha, run.corrections)
         yield _row(name, run, [judge(decider.outputs(one), decider.rule) for one in said], class_ids)
+    own = [judge(run.decider.outputs(one), run.rule) for one in said]
+    yield _row(BY_P_VALUE, run, [_by_p_value(verdicts, run.rule) for verdicts in own], class_ids)
+
+
+def _by_p_value(verdicts: Verdicts, rule: Rule) -> Verdicts:
+    """The run's own scores, where the task with the largest p-value wins instead of the likeliest."""
+    task = verdicts.task_unknown_score.argmin(axis=1)
+    within = np.where(rule.task_of_class == task[:, None], verdicts.p_within_task, -1.0)
+    return verdicts._replace(task=task, class_id=within.argmax(axis=1))
 
 
 def _row(name: str, run: Run, verdicts: Sequence[Verdicts], class_ids: NDArray[np.integer[Any]]) -> Row:

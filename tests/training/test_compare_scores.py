@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from models.scores import DECISIONS
+from serving.decision import Rule, TaskRule, judge
 from tests.helpers import use_tiny_preset
 from training import fit
+from training.compare_scores import BY_P_VALUE, _by_p_value
 from training.compare_scores import main as compare
 from training.evaluate import main as evaluate
 from training.prediction import TPL
@@ -44,9 +47,11 @@ def test_every_decision_has_a_row_and_says_what_an_evaluation_says(
 ) -> None:
     run = str(runs["kept"])
     rows = {row["decision"]: row for row in printed(compare, capsys, run)["rows"]}
-    assert list(rows) == [*DECISIONS, TPL]
+    assert list(rows) == [*DECISIONS, BY_P_VALUE, TPL]
     own = printed(evaluate, capsys, run)
     assert [name for name, row in rows.items() if row["chosen"]] == [own["decision"]]
+    by_p_value = rows.pop(BY_P_VALUE)
+    assert by_p_value["accepted"] == rows[own["decision"]]["accepted"]
     for name, row in rows.items():
         wanted = printed(evaluate, capsys, run, *(["--tp", TPL] if name == TPL else ["--decision", name]))
         assert row["cil"] == wanted["cil_accuracy"]
@@ -58,7 +63,7 @@ def test_without_kept_images_two_decisions_are_left_out(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = printed(compare, capsys, str(runs["none"]))["rows"]
-    assert [row["decision"] for row in rows] == [name for name in DECISIONS if name != "paper+c"]
+    assert [row["decision"] for row in rows] == [*(name for name in DECISIONS if name != "paper+c"), BY_P_VALUE]
     assert evaluate([str(runs["none"]), "--tp", TPL]) == 2
     assert "this run keeps no images to tell other tasks by" in capsys.readouterr().err
 
@@ -78,3 +83,13 @@ def test_a_table_and_a_plot(runs: dict[str, Path], tmp_path: Path, capsys: pytes
 def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare([str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_task_with_the_largest_p_value_wins() -> None:
+    # Task 0 is usual up to 100, task 1 up to 1: at 50 and 2, one is likelier, the other fits better.
+    rule = Rule(tasks=(TaskRule.fit(np.arange(100.0), 2), TaskRule.fit([0.0, 1.0], 1)))
+    outputs = {"logits": np.array([[0.0, 1.0, 5.0]]), "distances": np.array([[60.0, 50.0, 2.0]])}
+    verdicts = judge(outputs, rule)
+    assert (verdicts.task.tolist(), verdicts.class_id.tolist()) == ([1], [2])
+    decided = _by_p_value(verdicts, rule)
+    assert (decided.task.tolist(), decided.class_id.tolist()) == ([0], [1])
