@@ -20,6 +20,11 @@ As good as all directions on validation images, with a fraction of the numbers t
 """
 
 
+def directions_of(features: Tensor) -> Tensor:
+    """[rotations, n, features] -> the same with length 1."""
+    return functional.normalize(features, dim=2, eps=SHORTEST)
+
+
 class ClassDistances(nn.Module):
     """Mahalanobis distance to every class mean, one tied covariance a rotation, averaged over the four rotations.
 
@@ -43,7 +48,7 @@ class ClassDistances(nn.Module):
 
     def fit(self, features: Tensor, local_classes: Tensor) -> None:
         """[4, n, live features] of the training images and their classes [n]."""
-        directions = functional.normalize(features.double(), dim=2, eps=SHORTEST)
+        directions = directions_of(features.double())
         count = directions.shape[2]
         centres, parts = [], []
         for rotated in directions:
@@ -58,7 +63,7 @@ class ClassDistances(nn.Module):
 
     def standardised(self, features: Tensor) -> Tensor:
         """[4, n, live features] -> the same, so that a class of the task has variance 1 / features in each of them."""
-        return self._standardised(functional.normalize(features, dim=2, eps=SHORTEST))
+        return self._standardised(directions_of(features))
 
     def _standardised(self, directions: Tensor) -> Tensor:
         correction = torch.bmm(torch.bmm(directions, self.basis), (self.basis * self.gain).transpose(1, 2))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
-from torch.nn import functional
 
-from models.distance import LEAST_VARIANCE, SHORTEST
+from models.distance import LEAST_VARIANCE, directions_of
 from models.heads import ROTATIONS
 
 RANK = 16
@@ -50,7 +49,7 @@ class ClassMixtures(nn.Module):
 
     def fit(self, features: Tensor, local_classes: Tensor) -> None:
         """[4, n, features] of the training images and their classes [n]."""
-        directions = functional.normalize(features, dim=2, eps=SHORTEST)
+        directions = directions_of(features)
         fewest = int(torch.bincount(local_classes, minlength=self.classes).min())
         number = max(1, min(COMPONENTS, fewest // ENOUGH_IMAGES))
         groups = [
@@ -75,7 +74,7 @@ class ClassMixtures(nn.Module):
 
     def each_rotation(self, features: Tensor) -> Tensor:
         """[4, n, features] -> [4, n, components]."""
-        directions = functional.normalize(features, dim=2, eps=SHORTEST)
+        directions = directions_of(features)
         apart = torch.cdist(directions, self.means, compute_mode="donot_use_mm_for_euclid_dist").square()
         along = torch.bmm(directions, self.axes) - self.shifts
         explained = along.view(*along.shape[:2], self.components, -1).square().sum(dim=3)

@@ -75,6 +75,11 @@ def tiny_task(channels: int, seed: int = 0, classes: int = 2, per_class: int = 3
     return TaskData(tuple(f"class {seed}.{number}" for number in range(classes)), train, validation)
 
 
+def random_photos(count: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Grey ones as evaluations take them, [count, 8, 8, 1]."""
+    return (random_images(count, 1, seed).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
+
+
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=FEATURES.lr)
 
@@ -131,6 +136,14 @@ def finish_with_random_statistics(network: Network, task: int, copies: int = 4) 
             values.copy_(torch.randn(values.shape))
         network.eval()
         see(network, task, torch.rand(8, config.channels, config.height, config.width), copies)
+
+
+def network_of_two_tasks() -> Network:
+    """Learned from noise, and ready to be asked."""
+    network = tiny_network("hat")
+    for number in range(2):
+        learn_task(network, tiny_task(1, seed=number))
+    return network.eval()
 
 
 @torch.no_grad()

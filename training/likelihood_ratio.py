@@ -19,15 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from models.distance import SHORTEST
+from models.distance import directions_of
 from models.network import Network
 from models.scores import TINY
 from serving.decision import Outputs, Rule, Verdicts
 from training.buffer import Buffer
 from training.classifier import EVALUATION_BATCH
-from training.task_prediction import p_values, within_task
+from training.task_prediction import normalised_power, verdicts_of, within_task
 from training.tasks import to_device, to_unit
 
 Array = NDArray[np.floating[Any]]
@@ -73,7 +72,7 @@ class RatioSays:
     def _said(self, pixels: Tensor, task: int, others: list[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
         depths = self.network.rotated_depths(to_unit(pixels), task)
         said = self.network.detector(task).together(self.network.said_of(depths, task))
-        seen = _of_length_one(depths[-1])
+        seen = directions_of(depths[-1])
         near = torch.stack([_nearest(seen, other) for other in others], dim=1)
         return said["logits"], said["tied"], near[:, None].expand(-1, said["logits"].shape[1], -1, -1)
 
@@ -81,11 +80,7 @@ class RatioSays:
 def _directions(network: Network, pixels: Tensor, task: int) -> Tensor:
     """[rotations, n, live features] of length 1."""
     parts = [network.rotated_depths(to_unit(part), task)[-1] for part in pixels.split(EVALUATION_BATCH)]
-    return _of_length_one(torch.cat(parts, dim=1))
-
-
-def _of_length_one(features: Tensor) -> Tensor:
-    return functional.normalize(features, dim=2, eps=SHORTEST)
+    return directions_of(torch.cat(parts, dim=1))
 
 
 def _nearest(seen: Tensor, other: Tensor | None) -> Tensor:
@@ -131,29 +126,12 @@ class LikelihoodRatio:
     def __call__(
         self, outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None
     ) -> Verdicts:
+        logits: Array = np.asarray(outputs["logits"], dtype=np.float64)
         foreign = -self.scores(outputs, rule)
-        raised = np.exp((foreign.min(axis=1, keepdims=True) - foreign) / TEMPERATURE)
-        p_task = raised / raised.sum(axis=1, keepdims=True)
-        unknown = foreign.min(axis=1)
-        if given_task is not None:
-            p_task = np.zeros_like(p_task)
-            p_task[:, given_task] = 1.0
-            unknown = foreign[:, given_task]
-        within = within_task(np.asarray(outputs["logits"], np.float64), rule.task_of_class)
-        probability = within * p_task[:, rule.task_of_class]
-        class_id = probability.argmax(axis=1)
-        p_value = p_values(unknown, self.memory)
-        return Verdicts(
-            class_id=class_id,
-            task=rule.task_of_class[class_id],
-            known=p_value >= (rule.alpha if alpha is None else alpha),
-            p_value=p_value,
-            unknown_score=unknown,
-            task_unknown_score=foreign,
-            p_task=p_task,
-            p_within_task=within,
-            probability=probability,
-        )
+        within = within_task(logits, rule.task_of_class)
+        p_task = normalised_power(-foreign, (TEMPERATURE,))
+        level = rule.alpha if alpha is None else alpha
+        return verdicts_of(logits, within, p_task, foreign, rule.task_of_class, self.memory, level, given_task)
 
     def remembering(self, outputs: Outputs, rule: Rule) -> LikelihoodRatio:
         """The same with the unknown scores of validation images in mind."""

@@ -166,27 +166,8 @@ class TaskPredictor:
         within = within_task(logits, task_of_class, self.definition.nu)
         p_task = task_probability(logits, task_of_class, self.definition)
         foreign = -detector_order(logits, task_of_class, self.definition)
-        unknown = foreign.min(axis=1)
-        if given_task is not None:
-            p_task = np.zeros_like(p_task)
-            p_task[:, given_task] = 1.0
-            unknown = foreign[:, given_task]
-        probability = within * p_task[:, task_of_class]
-        # Within a task the largest logit wins, also where rounding has left several classes a one or a zero.
-        reachable = np.where(probability == probability.max(axis=1, keepdims=True), logits, -np.inf)
-        class_id = reachable.argmax(axis=1)
-        p_value = p_values(unknown, self.memory)
-        return Verdicts(
-            class_id=class_id,
-            task=task_of_class[class_id],
-            known=p_value >= (rule.alpha if alpha is None else alpha),
-            p_value=p_value,
-            unknown_score=unknown,
-            task_unknown_score=foreign,
-            p_task=p_task,
-            p_within_task=within,
-            probability=probability,
-        )
+        level = rule.alpha if alpha is None else alpha
+        return verdicts_of(logits, within, p_task, foreign, task_of_class, self.memory, level, given_task)
 
     def logits(self, outputs: Outputs, rule: Rule) -> Array:
         """The logits that are read: corrected as they were when so many tasks were learned."""
@@ -198,6 +179,40 @@ class TaskPredictor:
     def remembering(self, outputs: Outputs, rule: Rule) -> TaskPredictor:
         """The same with the unknown scores of validation images in mind."""
         return replace(self, memory=np.sort(self(outputs, rule).unknown_score))
+
+
+def verdicts_of(
+    logits: Array,
+    within: Array,
+    p_task: Array,
+    foreign: Array,
+    task_of_class: Ids,
+    memory: Array | None,
+    alpha: float,
+    given_task: int | None,
+) -> Verdicts:
+    """Decide from WP [n, classes], TP and how foreign an image is to each task [n, tasks], for all tasks or one."""
+    unknown = foreign.min(axis=1)
+    if given_task is not None:
+        p_task = np.zeros_like(p_task)
+        p_task[:, given_task] = 1.0
+        unknown = foreign[:, given_task]
+    probability = within * p_task[:, task_of_class]
+    # Within a task the largest logit wins, also where rounding has left several classes a one or a zero.
+    reachable = np.where(probability == probability.max(axis=1, keepdims=True), logits, -np.inf)
+    class_id = reachable.argmax(axis=1)
+    p_value = p_values(unknown, memory)
+    return Verdicts(
+        class_id=class_id,
+        task=task_of_class[class_id],
+        known=p_value >= alpha,
+        p_value=p_value,
+        unknown_score=unknown,
+        task_unknown_score=foreign,
+        p_task=p_task,
+        p_within_task=within,
+        probability=probability,
+    )
 
 
 def p_values(unknown: Array, memory: Array | None) -> Array:

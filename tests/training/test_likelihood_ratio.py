@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from models.network import Network
 from serving.decision import Rule, TaskRule
-from tests.helpers import as_float, learn_task, random_images, tiny_network, tiny_task
+from tests.helpers import as_float, network_of_two_tasks, random_images, random_photos
 from training.buffer import Buffer
 from training.likelihood_ratio import NEIGHBOURS, LikelihoodRatio, RatioSays
 
 CPU = torch.device("cpu")
 RULE = Rule(alpha=0.25, tasks=(TaskRule.fit([0.0, 1.0], 2), TaskRule.fit([0.0, 1.0], 1)))
-PIXELS = (random_images(6, 1, seed=5).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
+PIXELS = random_photos(6, seed=5)
 
 
 def near(first: list[float], second: list[float]) -> NDArray[np.float64]:
@@ -77,10 +77,7 @@ def test_p_values_are_ranks_among_validation_images() -> None:
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    network = tiny_network("hat")
-    for number in range(2):
-        learn_task(network, tiny_task(1, seed=number))
-    return network.eval()
+    return network_of_two_tasks()
 
 
 def test_the_nearest_kept_images_are_found_and_never_a_tasks_own(network: Network) -> None:

@@ -5,19 +5,16 @@ import pytest
 import torch
 
 from models.network import Network
-from tests.helpers import learn_task, random_images, tiny_network, tiny_task
+from tests.helpers import network_of_two_tasks, random_images, random_photos
 from training.odin import Odin, odin_grid, odin_logits, toward
 
-PIXELS = (random_images(6, 1, seed=5).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
+PIXELS = random_photos(6, seed=5)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    network = tiny_network("hat")
-    for number in range(2):
-        learn_task(network, tiny_task(1, seed=number))
-    return network.eval()
+    return network_of_two_tasks()
 
 
 def test_the_direction_is_the_sign_of_the_gradient_of_the_largest_log_softmax(network: Network) -> None:
