@@ -11,6 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # OpenMP threads that spin while they wait are very slow on a machine that does anything else.
 export OMP_WAIT_POLICY := PASSIVE
 INSTALL = -m pip install --quiet --progress-bar off
+# Where Python is told to keep no bytecode, a server would compile all of itself at each start.
+COMPILE = -m compileall -q serving models training export tests
 
 .PHONY: help demo demo-loop test check bench clean
 .DELETE_ON_ERROR:
@@ -51,6 +53,7 @@ $(VENV)/bin/python:
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing (PyTorch is large: this takes a few minutes once)"
 	$(PY) $(INSTALL) -e '.[train,client]'
+	@$(PY) $(COMPILE)
 	@touch $@
 
 $(VENV)/dev: $(VENV)/train

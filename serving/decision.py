@@ -87,21 +87,13 @@ class TaskRule(BaseModel):
             tail=float(np.mean(upper - center)) if upper.size else 1.0,
         )
 
-    def surprise(self, score: Array) -> Array:
-        """-log10 of the conformal p-value (1 + #{s_i >= s}) / (n + 1), made continuous and strictly falling.
-
-        Between two validation scores it stays just above the step function, so that acceptance of the task's own
-        images is still at least 1 - alpha. Beyond the last one it falls exponentially: that ranks what is foreign,
-        and matters to no alpha above 1 / (n + 1).
-        """
-        knots, heights = self._curve
-        beyond = np.maximum(score - knots[-1], 0.0) / self.tail
-        surprise: Array = beyond - np.log10(np.interp(score, knots, heights))
-        return surprise
-
     @cached_property
-    def _curve(self) -> tuple[Array, Array]:
-        """Two points for each validation score: at it, and shortly after, when the step down is almost done."""
+    def p_value_curve(self) -> tuple[Array, Array]:
+        """Scores and the conformal p-values (1 + #{s_i >= s}) / (n + 1) at them, to be joined by straight lines.
+
+        Two points for each validation score: at it, and shortly after, when the step down is almost done. So the line
+        stays just above the step function, and acceptance of the task's own images is still at least 1 - alpha.
+        """
         knots = np.asarray(self.validation_scores)
         counts = np.asarray(self.validation_counts)
         at_least = counts[::-1].cumsum()[::-1]
@@ -119,6 +111,25 @@ class Rule(BaseModel):
     score: str = Field("features", description="the name of the decision that the distances were made by")
     alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
     tasks: tuple[TaskRule, ...] = Field(min_length=1)
+
+    def surprise(self, scores: Array) -> Array:
+        """-log10 of the p-values of scores [batch, tasks], continuous and strictly rising.
+
+        Beyond a task's last validation score it rises in a straight line: that ranks what is foreign, and matters to no
+        alpha above 1 / (n + 1).
+        """
+        p_values = np.empty(scores.shape)
+        for number, task in enumerate(self.tasks):
+            p_values[:, number] = np.interp(scores[:, number], *task.p_value_curve)
+        last, tail = self._ends
+        surprise: Array = np.maximum(scores - last, 0.0) / tail - np.log10(p_values)
+        return surprise
+
+    @cached_property
+    def _ends(self) -> tuple[Array, Array]:
+        """Where each task's p-value curve ends, and over how much p falls tenfold from there."""
+        last, tail = np.array([(task.p_value_curve[0][-1], task.tail) for task in self.tasks]).T
+        return last, tail
 
     @property
     def columns(self) -> list[slice]:
@@ -170,9 +181,7 @@ def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
 def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
     """Decide every row of a batch; `given_task` asks for the answer within that task (TIL)."""
     scores, p_task, p_within_task, probability = (outputs[name] for name in OUTPUT_NAMES[len(NETWORK_NAMES) :])
-    surprise = np.empty(scores.shape)
-    for number, task in enumerate(rule.tasks):
-        surprise[:, number] = task.surprise(scores[:, number])
+    surprise = rule.surprise(scores)
     if given_task is None:
         unknown_score = surprise.min(axis=1)
     else:

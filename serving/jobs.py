@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from serving.answer import Question
 from serving.decision import FEATURES, OUTPUT_NAMES, decide
 from serving.errors import OutputError, RequestError
 from serving.preprocess import Limits, decode, to_pixels
 from serving.served import Served
-
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Job:
@@ -88,7 +86,8 @@ def answer(batch: list[Job], *, features: bool) -> list[str | RequestError]:
         for row, place in enumerate(rows):
             job = batch[place]
             job.fields = served.wording.answer(verdicts, row, job.question)
-            said[place] = encode(job.fields)
+            # Several times as fast as Python's own encoder, to the same digits.
+            said[place] = to_json(job.fields).decode()
             if kept is not None:
                 job.features = kept[place]
     seconds = time.perf_counter() - started

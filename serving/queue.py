@@ -32,12 +32,32 @@ from serving.served import Served
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
 
-QUICK = 0.002
+QUICK = 0.004
 """Seconds: a graph that answers an image faster is worth no thread of its own while there is nothing else to do."""
 SMALL = Limits(size=16 * 1024, pixels=128 * 128)
 """Images that are decoded in less time than it takes to hand them to a thread and back."""
 
 log = logging.getLogger("bentoml.openworld")
+
+
+class Alone:
+    """How long one image alone takes, of late."""
+
+    def __init__(self) -> None:
+        self._version: str | None = None
+        self._seconds = math.inf
+
+    def took(self, version: str, seconds: float) -> None:
+        """Note a run; a single one that was held up by something else does not make a quick graph slow."""
+        seconds = min(seconds, 2 * QUICK)
+        if version != self._version:
+            self._version, self._seconds = version, seconds
+        else:
+            self._seconds += 0.1 * (seconds - self._seconds)
+
+    def quick(self, version: str) -> bool:
+        """Whether this model's graph is known to be quick."""
+        return version == self._version and self._seconds <= QUICK
 
 
 class InferenceQueue:
@@ -62,7 +82,7 @@ class InferenceQueue:
         self._limits = limits
         self._small = Limits(min(limits.size, SMALL.size), min(limits.pixels, SMALL.pixels))
         self._seconds_an_image = 0.0
-        self._quick: str | None = None
+        self._alone = Alone()
         """The version whose last run of one image was quick."""
         self._loop = asyncio.get_running_loop()
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
@@ -103,7 +123,7 @@ class InferenceQueue:
 
         That is so unless it is small, the only one that was admitted, and `served` known to be quick.
         """
-        if self.depth > 1 or self._quick != served.version:
+        if self.depth > 1 or not self._alone.quick(served.version):
             return None
         # Those that came at the same time are admitted meanwhile: they are better run together.
         await asyncio.sleep(0)
@@ -193,7 +213,7 @@ class InferenceQueue:
         said = answer(batch, features=self._keeper is not None)
         seconds = batch[0].inference
         if len(batch) == 1:
-            self._quick = batch[0].served.version if seconds <= QUICK else None
+            self._alone.took(batch[0].served.version, seconds)
         self._seconds_an_image += 0.1 * (seconds / len(batch) - self._seconds_an_image)
         return said
 

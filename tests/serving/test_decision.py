@@ -16,6 +16,10 @@ LOGITS = np.array([[2.0, 0.0, 1.0, 1.0], [0.0, 4.0, -3.0, -9.0], [1.0, 1.0, 1.0,
 OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
 
 
+def surprise(task: TaskRule, score: float) -> float:
+    return float(Rule(tasks=(task,)).surprise(np.array([[score]]))[0, 0])
+
+
 @pytest.mark.parametrize(
     ("score", "p_value"),
     [
@@ -35,13 +39,13 @@ OUTPUTS = {"logits": LOGITS, "distances": -LOGITS}
     ],
 )
 def test_p_value_by_hand(score: float, p_value: float) -> None:
-    assert 10 ** -TASK.surprise(np.array([score]))[0] == pytest.approx(p_value, rel=1e-12)
+    assert 10 ** -surprise(TASK, score) == pytest.approx(p_value, rel=1e-12)
 
 
 def test_tied_validation_scores_count_each() -> None:
     task = TaskRule.fit([1.0, 2.0, 2.0, 2.0], classes=1)
     assert task.validation_counts == (1, 3)
-    assert 10 ** -task.surprise(np.array([2.0]))[0] == pytest.approx(4 / 5)
+    assert 10 ** -surprise(task, 2.0) == pytest.approx(4 / 5)
 
 
 def test_decision_by_hand() -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from serving import queue as queues
 from serving.answer import Question
 from serving.errors import ImageFormatError, OutputError, ServerError
 from serving.meter import Meter
 from serving.preprocess import LIMITS, Limits
-from serving.queue import SMALL, InferenceQueue
+from serving.queue import SMALL, Alone, InferenceQueue
 from serving.runtime import Model
 from serving.served import Served
 from tests.helpers_serving import GREY, image_bytes
@@ -119,8 +120,25 @@ def test_limits_that_are_smaller_still_hold(model: Model) -> None:
 
 
 def test_a_slow_graph_is_left_to_the_threads(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.queue.QUICK", 0)
+    monkeypatch.setattr("serving.queue.QUICK", 1e-9)
     assert with_queue(model, in_place) is None
+
+
+def test_one_run_that_was_held_up_does_not_make_a_graph_slow() -> None:
+    alone = Alone()
+    assert not alone.quick("1")
+    alone.took("1", queues.QUICK / 4)
+    alone.took("1", 100 * queues.QUICK)
+    assert alone.quick("1")
+    assert not alone.quick("2")
+
+
+def test_a_graph_that_has_become_slow_is_found_out() -> None:
+    alone = Alone()
+    alone.took("1", queues.QUICK / 4)
+    for _ in range(10):
+        alone.took("1", 2 * queues.QUICK)
+    assert not alone.quick("1")
 
 
 def test_how_quick_another_model_is_must_be_seen_first(model: Model) -> None:
