@@ -75,7 +75,7 @@ class Exporter:
         session = self.write(precision)
         if precision == "fp32":
             pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
-            self.verification[precision] = verify(run.network, run.decider, session, pixels, self.cascade.candidates)
+            self.verification[precision] = verify(run.network, run.decider, session, pixels, self.cascade)
             self._exact = run_graph(session, self.evidence.pixels) if len(self.evidence) else {}
         else:
             got = run_graph(session, self.evidence.pixels)
@@ -91,6 +91,7 @@ class Exporter:
             rule=run.rule,
             precision=precision,
             candidates=self.cascade.candidates,
+            margin=self.cascade.margin,
             metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
             rotations=preset.network.rotations,
         )
@@ -266,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{out}: {manifest.name} version {manifest.version}, {len(manifest.tasks)} tasks "
         f"({sum(task.unchanged for task in manifest.tasks)} unchanged), {len(manifest.labels)} classes, "
         f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, decision {manifest.decision}, "
-        f"{'all' if turned is None else turned} tasks see all rotations that were taught, "
+        f"{'all' if turned is None else f'at most {turned}'} tasks see all rotations that were taught, "
         f"graph equals network within {worst:.1g}"
     )
     return 0

@@ -40,8 +40,10 @@ class GraphPlan:
     rule: Rule
     precision: str
     candidates: int | None
-    """How many tasks see the rotated images; None: all of them."""
+    """How many tasks at most see the rotated images; None: all of them."""
     metadata: dict[str, str]
+    margin: float | None = None
+    """None of them sees those that is so much more foreign than the best; None: no such limit."""
     rotations: int = ROTATIONS
     """How many rotations of an image the network sees."""
 
@@ -146,6 +148,10 @@ def _cascade(
     chances = writer.constant("candidates", [plan.candidates or 0])
     best = writer.add_many("TopK", "cascade/best", [scores, chances], 2, axis=1, largest=0, sorted=1)[0]
     last = writer.add("Gather", "cascade/last", [best, writer.constant("last", [-1])], axis=1)
+    if plan.margin is not None:
+        first = writer.add("Gather", "cascade/first", [best, writer.constant("first_axis", [0])], axis=1)
+        behind = writer.add("Add", "cascade/behind", [first, writer.constant("margin", plan.margin)])
+        last = writer.add("Min", "cascade/last", [last, behind])
     again = writer.add("LessOrEqual", "cascade/again", [scores, last])
     turned = _turned(writer, images)
     return [_again(writer, body, f"task{task}", bake(task), turned, *quick[task], again) for task in tasks]

@@ -182,10 +182,10 @@ def _cascade(manifest: Manifest, rotations: int) -> str:
     elif cascade.candidates is None:
         said = f"no cascade: every task sees an image in all rotations, {ROTATIONS * tasks} views"
     else:
-        views = tasks + (ROTATIONS - 1) * cascade.candidates
+        seen = cascade.candidates if cascade.seen is None else cascade.seen
         said = (
-            f"cascade: {cascade.candidates} of {tasks} tasks see an image in all rotations, "
-            f"{views} views instead of {ROTATIONS * tasks}"
+            f"cascade: at most {cascade.candidates} of {tasks} tasks see an image in all rotations, "
+            f"{seen:.3g} on average: {tasks + (ROTATIONS - 1) * seen:.3g} views instead of {ROTATIONS * tasks}"
         )
     if cascade.agreement is None:
         return said

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 from torch import Tensor
 
 from export.bake import BakedTask
@@ -89,7 +90,10 @@ class IngredientWriter:
     def _mixtures(self, name: str, depth: str, shapes: ClassMixtures) -> str:
         writer, direction = self._writer, self._direction(depth)
         last = writer.constant("last_axis", [-1])
-        along = self._add("MatMul", f"{name}/along", [direction, self._constant(f"{name}/axes", shapes.axes)])
+        whole, scales = self._constant(f"{name}/axes", shapes.axes), self._constant(f"{name}/scales", shapes.scales)
+        axes = self._writer.add_constant("Cast", f"{whole}/float", [whole], to=TensorProto.FLOAT)
+        axes = self._writer.add_constant("Mul", f"{whole}/scaled", [axes, scales])
+        along = self._add("MatMul", f"{name}/along", [direction, axes])
         along = self._add("Sub", f"{name}/along", [along, self._constant(f"{name}/shifts", shapes.shifts)])
         rank = shapes.axes.shape[2] // shapes.components
         table = writer.constant(f"table{shapes.components}x{rank}", [0, 0, shapes.components, rank])

@@ -20,7 +20,7 @@ from export.cascade import cascaded, rotated_outputs
 from export.evidence import Evidence
 from export.opened import TaskByTask, run_graph
 from models.network import Network
-from serving.bundle import BundleError, ImageSpec, load_bundle
+from serving.bundle import BundleError, Cascade, ImageSpec, load_bundle
 from serving.decision import OUTPUT_NAMES, Outputs, Rule, complete, decide
 from serving.runtime import Model
 from training.decisions import Decider
@@ -64,11 +64,12 @@ def verify(
     decider: Decider,
     session: ort.InferenceSession | TaskByTask,
     pixels: NDArray[np.uint8],
-    candidates: int | None,
+    cascade: Cascade,
 ) -> dict[str, float]:
     """Compare network and fp32 graph at several batch sizes; the largest differences, or a ParityError."""
     rule = decider.rule
-    expected = complete(cascaded(rotated_outputs(network, decider, pixels), candidates), rule)
+    said = rotated_outputs(network, decider, pixels)
+    expected = complete(cascaded(said, cascade.candidates, cascade.margin), rule)
     result: dict[str, float] = {"images": float(len(pixels)), "allowed": ALLOWED}
     for size in BATCHES:
         got = run_graph(session, pixels, size)

@@ -17,6 +17,8 @@ ENOUGH_IMAGES = 250
 SHRINKAGE = 0.1
 POWER_STEPS = 4
 GROUPING_RANK = 24
+LARGEST = 127
+"""Axes are kept in whole numbers of up to this."""
 
 
 class ClassMixtures(nn.Module):
@@ -25,11 +27,15 @@ class ClassMixtures(nn.Module):
     Features are first brought to length 1. With the mean m of a component, its largest variances v_r along the axes b_r
     and the mean u of all others, it is |x - m|^2 / u - sum_r (1 / u - 1 / v_r) (b_r (x - m))^2 + log |covariance|.
     x - m is squared as it is: multiplied out, large numbers would cancel where a class's features lie close together.
+
+    Axes are most of what a task remembers, so they are rounded to 8 bits before anything is derived from them: nothing
+    is approximated afterwards, the Gaussians are slightly different ones.
     """
 
     means: Tensor  # [4, components, features]
     levels: Tensor  # [4, 1, components], 1 / u, per feature
-    axes: Tensor  # [4, features, components * rank], scaled
+    axes: Tensor  # [4, features, components * rank], 8-bit whole numbers
+    scales: Tensor  # [4, 1, components * rank], of the axes
     shifts: Tensor  # [4, 1, components * rank], where the means lie on the axes
     volumes: Tensor  # [4, 1, components], per feature
 
@@ -38,7 +44,8 @@ class ClassMixtures(nn.Module):
         self.classes = classes
         self.register_buffer("means", torch.zeros(ROTATIONS, classes, 0))
         self.register_buffer("levels", torch.ones(ROTATIONS, 1, classes))
-        self.register_buffer("axes", torch.zeros(ROTATIONS, 0, classes))
+        self.register_buffer("axes", torch.zeros(ROTATIONS, 0, classes, dtype=torch.int8))
+        self.register_buffer("scales", torch.ones(ROTATIONS, 1, classes))
         self.register_buffer("shifts", torch.zeros(ROTATIONS, 1, classes))
         self.register_buffer("volumes", torch.zeros(ROTATIONS, 1, classes))
 
@@ -69,20 +76,30 @@ class ClassMixtures(nn.Module):
             torch.stack([torch.stack([shape[part] for shape in row]) for row in shapes]) for part in range(3)
         )
         self.means, self.levels, self.volumes = means, levels.unsqueeze(1), volumes.unsqueeze(1)
-        self.axes = axes.permute(0, 2, 1, 3).reshape(turns, count, -1).contiguous()
-        self.shifts = torch.einsum("rcf,rcfk->rck", means, axes).reshape(turns, 1, -1)
+        self.axes, self.scales = rounded(axes.permute(0, 2, 1, 3).reshape(turns, count, -1))
+        on_axes = torch.bmm(means, self._scaled_axes()).view(turns, len(groups), len(groups), -1)
+        self.shifts = on_axes.diagonal(dim1=1, dim2=2).transpose(1, 2).reshape(turns, 1, -1)
+
+    def _scaled_axes(self) -> Tensor:
+        return self.axes * self.scales
 
     def each_rotation(self, features: Tensor) -> Tensor:
         """[4, n, features] -> [4, n, components]."""
         directions = directions_of(features)
         apart = torch.cdist(directions, self.means, compute_mode="donot_use_mm_for_euclid_dist").square()
-        along = torch.bmm(directions, self.axes) - self.shifts
+        along = torch.bmm(directions, self._scaled_axes()) - self.shifts
         explained = along.view(*along.shape[:2], self.components, -1).square().sum(dim=3)
         return apart * self.levels - explained + self.volumes
 
     def nearest(self, likelihoods: Tensor) -> Tensor:
         """[n, components] -> [n, classes], each class's likeliest component."""
         return likelihoods.view(len(likelihoods), self.classes, -1).amin(dim=2)
+
+
+def rounded(axes: Tensor) -> tuple[Tensor, Tensor]:
+    """[4, features, axes] -> the same in 8 bits, and a scale for each axis."""
+    scales = (axes.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=torch.finfo(axes.dtype).tiny)
+    return (axes / scales).round().to(torch.int8), scales
 
 
 def _grouped(directions: Tensor, number: int) -> list[Tensor]:

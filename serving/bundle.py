@@ -87,7 +87,11 @@ class TaskInfo(_Part):
 class Cascade(_Part):
     """Whether all tasks see an image in every rotation, or only those that can still win."""
 
-    candidates: int | None = Field(description="how many tasks see the other rotations; null: all of them")
+    candidates: int | None = Field(description="how many tasks at most see the other rotations; null: all of them")
+    margin: float | None = Field(
+        default=None, description="... and are no more foreign than the best by this; null: any"
+    )
+    seen: float | None = Field(default=None, description="how many tasks those are, mean over validation images")
     agreement: float | None = Field(description="share of validation images answered as by the full evaluation")
     images: int = Field(description="how many validation images that was measured on")
 

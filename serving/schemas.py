@@ -136,7 +136,9 @@ class ImageDescription(Wire):
 class CascadeDescription(Wire):
     """Whether all tasks see an image in every rotation, or only those that can still win."""
 
-    candidates: int | None = says("how many tasks see the other rotations; null: all of them", 2)
+    candidates: int | None = says("how many tasks at most see the other rotations; null: all of them", 2)
+    margin: float | None = says("and only if its score is this close to the best one; null: however far", 4.0)
+    seen: float | None = says("how many tasks see the other rotations, mean of validation images", 1.2)
     agreement: float | None = says("share of validation images answered as if all tasks had seen all rotations", 0.9995)
     images: int = says("how many validation images that was measured on", 2000)
 

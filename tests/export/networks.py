@@ -120,6 +120,7 @@ def written(
     precision: str = "fp32",
     candidates: int | None = None,
     decision: str = STEADY,
+    margin: float | None = None,
 ) -> Path:
     """A folder with the graph of a network in it."""
     config, decider = network.config, decider_for(network, decision)
@@ -131,6 +132,7 @@ def written(
         precision=precision,
         candidates=candidates,
         metadata={"name": "tiny"},
+        margin=margin,
     )
     write_graph(folder, partial(bake_task, network, decider.scorers), plan)
     return folder

@@ -87,7 +87,9 @@ def test_agreement_counts_classes_and_what_is_known() -> None:
 
 def test_auto_is_off_with_fewer_than_a_thousand_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(monkeypatch, "auto", images=999, tasks=3) == OFF
-    assert choose(monkeypatch, "auto", images=1000, tasks=3) == Cascade(candidates=1, agreement=1.0, images=1000)
+    assert choose(monkeypatch, "auto", images=1000, tasks=3) == Cascade(
+        candidates=1, seen=1.0, agreement=1.0, images=1000
+    )
 
 
 @pytest.mark.parametrize(("surprising", "candidates", "agreeing"), [(1, 1, 0.999), (2, 2, 1.0)])
@@ -95,7 +97,18 @@ def test_the_fewest_tasks_that_agree_in_999_of_1000_images(
     surprising: int, candidates: int, agreeing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = choose(monkeypatch, "auto", images=1000, tasks=3, surprising=surprising)
-    assert chosen == Cascade(candidates=candidates, agreement=agreeing, images=1000)
+    assert chosen == Cascade(candidates=candidates, seen=candidates, agreement=agreeing, images=1000)
+
+
+def test_images_that_leave_no_doubt_are_seen_by_the_best_task_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    distances = distances_of(1000, 4, surprising=0)
+    # Fifty images are nearly as near to task 1, and turned they are task 1's; all others keep far from it.
+    distances[:, :, 1] = 3
+    distances[0, :50, 1], distances[1:, :50, 1] = 0.4, -3
+    answer_with(monkeypatch, said_at(distances))
+    network = learned("hat", "convnet")
+    chosen = choose_cascade(network, decider_of(4), pixels_for(network, 1000), "auto")
+    assert chosen == Cascade(candidates=2, margin=0.5, seen=1.05, agreement=1.0, images=1000)
 
 
 def test_poor_agreement_is_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +122,7 @@ def test_poor_agreement_is_refused_where_it_was_asked_for(monkeypatch: pytest.Mo
 
 
 def test_on_takes_what_images_there_are_and_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose(monkeypatch, "on", images=10, tasks=3) == Cascade(candidates=1, agreement=1.0, images=10)
+    assert choose(monkeypatch, "on", images=10, tasks=3) == Cascade(candidates=1, seen=1.0, agreement=1.0, images=10)
     with pytest.raises(ValueError, match="--cascade on: no validation image is at hand"):
         choose(monkeypatch, "on", images=0, tasks=3)
 
@@ -135,8 +148,10 @@ def test_the_manifest_records_the_cascade_and_the_graph_has_it(
     run = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network, 1000))
     assert main([str(run), "--out", str(tmp_path / "bundle"), "--cascade", wanted]) == 0
     manifest = load_bundle(tmp_path / "bundle").manifest
-    assert manifest.cascade == (OFF if candidates is None else Cascade(candidates=1, agreement=0.999, images=1000))
-    how = "all tasks see all rotations" if candidates is None else "1 tasks see all rotations"
+    assert manifest.cascade == (
+        OFF if candidates is None else Cascade(candidates=1, seen=1.0, agreement=0.999, images=1000)
+    )
+    how = "all tasks see all rotations" if candidates is None else "at most 1 tasks see all rotations"
     assert how in capsys.readouterr().out
     model = Model.load(tmp_path / "bundle", provider="cpu")
     model.self_test()

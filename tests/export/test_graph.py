@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import nn
 
 from export.bake import BakedTask, bake_task
-from export.cascade import Rotated, cascaded, rotated_outputs
+from export.cascade import Rotated, cascaded, rotated_outputs, seen_again
 from export.graph import GraphPlan, write_graph
 from export.opened import open_session, run_graph
 from models.network import Network
@@ -98,7 +98,7 @@ def test_a_coarser_graph_says_almost_what_the_network_says(
 ) -> None:
     network = learned(method, backbone)
     got = run_graph(graphs.session(method, backbone, precision), pixels_for(network, IMAGES))
-    wanted = said_by(network).mean()
+    wanted = said_by(network).full
     for name in NETWORK_NAMES:
         assert columns_agree(got[name], wanted[name]) > agreeing, name
     # What is made of logits and distances is as exact as ever.
@@ -124,7 +124,7 @@ def test_a_coarser_cascade_turns_images_for_so_many_tasks(
     rule, pixels = decider_for(network).rule, pixels_for(network, IMAGES)
     full = run_graph(graphs.session(method, backbone, precision), pixels)["distances"]
     got = run_graph(graphs.session(method, backbone, precision, candidates), pixels)["distances"]
-    upright = said_by(network).mean(slice(0, 1))["distances"]
+    upright = said_by(network).upright["distances"]
     # In half precision, sums over a batch of another size round otherwise.
     close = 2e-3 if precision == "fp16" else 1e-4
     turned = np.stack(
@@ -143,6 +143,21 @@ def test_tasks_of_one_size_need_no_filling_up(tmp_path: Path) -> None:
     assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
 
 
+def test_a_task_that_falls_behind_by_a_margin_is_left_out(tmp_path: Path) -> None:
+    network = learned(sizes=(2, 2, 2))
+    decider, pixels = decider_for(network), pixels_for(network, IMAGES)
+    said = rotated_outputs(network, decider, pixels)
+    two = np.sort(complete(said.upright, decider.rule)["scores"], axis=1)[:, :2]
+    # Half of the images have a second task within it.
+    margin = float(np.median(two[:, 1] - two[:, 0]))
+    again = seen_again(said, 2, margin).sum(axis=1)
+    assert sorted(np.unique(again)) == [1, 2]
+    graph = written(tmp_path, network, "fp32", 2, margin=margin * 1.0001)
+    got = run_graph(open_session(graph, "fp32"), pixels)
+    wanted = complete(cascaded(said, 2, margin * 1.0001), decider.rule)
+    assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("precision", "backbone", "candidates"),
     [("fp32", "convnet", 1), ("fp32", "convnet", 2), ("int8", "convnet", 1), ("fp32", "resnet18", 1)],
@@ -153,7 +168,7 @@ def test_an_image_is_answered_alone_as_among_others(
     """A task that no image needs is skipped, and one that some need sees those only: no row may notice."""
     network = learned("hat", backbone)
     rule, pixels = decider_for(network).rule, pixels_for(network, IMAGES)
-    foreign = complete(said_by(network).mean(slice(0, 1)), rule)["scores"]
+    foreign = complete(said_by(network).upright, rule)["scores"]
     best = foreign.argsort(axis=1)[:, :candidates]
     # Of each number of images that need a task there is a case: none, some, and alone all or none.
     assert len(np.unique(best)) > candidates
@@ -169,7 +184,7 @@ def test_an_image_is_answered_alone_as_among_others(
 def test_only_the_tasks_that_may_win_see_an_image_turned(graphs: Graphs) -> None:
     network = learned("hat", "convnet")
     rule, pixels = decider_for(network).rule, pixels_for(network, IMAGES)
-    full, upright = said_by(network).mean(), said_by(network).mean(slice(0, 1))
+    full, upright = said_by(network).full, said_by(network).upright
     got = run_graph(graphs.session("hat", "convnet", "fp32", 1), pixels)["distances"]
     foreign = complete(upright, rule)["scores"]
     for row, best in enumerate(foreign.argmin(axis=1)):

@@ -25,7 +25,7 @@ from export.graph import GraphPlan, write_graph
 from export.opened import LARGE, TaskByTask, open_session, open_written, run_graph
 from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
 from models.network import Network
-from serving.bundle import FORMAT, GOLDEN, ImageSpec, graph_name, load_bundle
+from serving.bundle import FORMAT, GOLDEN, Cascade, ImageSpec, graph_name, load_bundle
 from serving.decision import OUTPUT_NAMES, Rule, TaskRule
 from tests.export.conftest import Exported
 from tests.export.networks import evidence_for, learned, put_run, run_of
@@ -33,6 +33,7 @@ from tests.helpers import SPEC
 from tests.helpers_serving import edit_manifest, reseal
 
 PIXELS = synthetic_images(SPEC, 9)
+OFF = Cascade(candidates=None, agreement=None, images=0)
 
 
 def changed(network: Network, name: str, by: float) -> Network:
@@ -45,7 +46,7 @@ def changed(network: Network, name: str, by: float) -> Network:
 
 def check(exported: Exported, network: Network | None = None) -> dict[str, float]:
     session = open_session(exported.bundle.path, "fp32")
-    return verify(network or exported.run.network, exported.run.decider, session, PIXELS, None)
+    return verify(network or exported.run.network, exported.run.decider, session, PIXELS, OFF)
 
 
 # ---- network against graph

@@ -56,6 +56,13 @@ def clusters(count: int, per_cluster: int, centres: int) -> tuple[torch.Tensor, 
     return middles[centre] + noise, centre
 
 
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Axes as they are, to compare the rest more closely."""
+    monkeypatch.setattr(mixtures, "rounded", lambda axes: (axes, torch.ones_like(axes[:, :1])))
+
+
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("count", [5, RANK, RANK + 9])
 def test_one_gaussian_a_class(count: int) -> None:
     train, classes = clusters(count, 40, 3)
@@ -69,6 +76,7 @@ def test_one_gaussian_a_class(count: int) -> None:
     assert torch.equal(shapes.nearest(got[0]), got[0])
 
 
+@pytest.mark.usefixtures("exact")
 def test_several_gaussians_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two classes of three clusters each; a class is as near as its nearest cluster."""
     monkeypatch.setattr(mixtures, "ENOUGH_IMAGES", 40)
@@ -86,6 +94,16 @@ def test_several_gaussians_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
         assert as_float(got[:, :, own]) == pytest.approx(slow[:, :, own][:, :, order], rel=1e-3, abs=1e-4)
     wanted = slow.mean(axis=0).reshape(7, 2, 3).min(axis=2)
     assert as_float(shapes.nearest(got.mean(dim=0))) == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def test_axes_of_8_bits_give_nearly_the_same_likelihoods() -> None:
+    train, classes = clusters(200, 40, 3)
+    images, _ = clusters(200, 10, 3)
+    shapes = ClassMixtures(3)
+    shapes.fit(train, classes)
+    assert shapes.axes.dtype == torch.int8
+    wanted = slow_likelihoods([as_float(train[:, classes == c]) for c in range(3)], as_float(images))
+    assert as_float(shapes.each_rotation(images)) == pytest.approx(wanted, rel=0.05, abs=0.02)
 
 
 @pytest.mark.parametrize(("images", "components"), [(30, 1), (99, 1), (100, 2), (220, COMPONENTS)])

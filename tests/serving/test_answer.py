@@ -108,4 +108,4 @@ def test_description_of_what_is_served(model: Model) -> None:
     assert [task.labels for task in described.tasks] == [("red", "green"), ("blue", "yellow")]
     assert (described.alpha, described.provider) == (0.05, "CPUExecutionProvider")
     assert (described.precision, described.precisions) == ("fp32", ("fp32",))
-    assert described.cascade == CascadeDescription(candidates=None, agreement=None, images=0)
+    assert described.cascade == CascadeDescription(candidates=None, margin=None, seen=None, agreement=None, images=0)

@@ -73,4 +73,4 @@ def test_the_server_says_what_it_runs_in(both: Path, tmp_path: Path) -> None:
         said = httpx.get(f"{server.url}/model").json()
     assert (said["alpha"], said["expected_acceptance"]) == (0.2, 0.8)
     assert (said["precision"], said["precisions"]) == ("fp32", ["fp32", "int8"])
-    assert said["cascade"] == {"candidates": None, "agreement": None, "images": 0}
+    assert said["cascade"] == {"candidates": None, "margin": None, "seen": None, "agreement": None, "images": 0}
