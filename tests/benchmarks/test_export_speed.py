@@ -156,8 +156,8 @@ def test_a_cascade_answers_as_the_full_evaluation_does(precision: str, learned: 
         report.add(f"digits in guises {precision}, {name} images answered the same with cascade", share, "share", 1.0)
     described = ", ".join(f"{share:.2%} of {len(sets[name])} {name} images" for name, share in agreeing.items())
     print(
-        f"\n\nat most {cascade.candidates} of {MANY} tasks, {cascade.seen:.2f} on average (margin {cascade.margin}), see all "
-        f"rotations: {described} answered the same in {precision}"
+        f"\n\nat most {cascade.candidates} of {MANY} tasks, {cascade.seen:.2f} on average (margin {cascade.margin}), "
+        f"see all rotations: {described} answered the same in {precision}"
     )
     contestants = {name: run_in_turn(model, sets["validation"]) for name, model in models.items()}
     taken = take_turns(contestants, 20 * ROUNDS)
