@@ -19,9 +19,10 @@ from tests.benchmarks.export_memory import peak_megabytes
 from tests.benchmarks.exported import resnet
 from tests.helpers import open_gates
 from training.augment import Augmentation
-from training.config import PRESETS, FeatureLearning
+from training.config import FeatureLearning
 from training.device import choose_device, prepare
 from training.optimizers import make_optimizer
+from training.presets import PRESETS
 from training.representation import learn_features
 from training.tasks import Batchable, TaskData
 

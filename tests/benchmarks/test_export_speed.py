@@ -26,6 +26,7 @@ from models.weight_mask import MaskedConv2d
 from serving.bundle import Cascade
 from serving.decision import decide
 from serving.runtime import Model
+from tests.benchmarks import export_memory
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.eager import eager_logits, prepare_masks
 from tests.benchmarks.exported import random_run, resnet, write_bundle
@@ -187,7 +188,7 @@ def agreement(models: dict[str, Model], pixels: NDArray[np.uint8]) -> float:
 
 @pytest.mark.parametrize("method", ["hat", "sup"])
 def test_twenty_tasks_of_a_wide_network_are_exported_in_bounded_memory(method: str, report: Report) -> None:
-    command = [sys.executable, "-m", "tests.benchmarks.export_memory", method, "128", str(MANY)]
+    command = [sys.executable, "-m", export_memory.__name__, method, "128", str(MANY)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     before, peak = map(float, done.stdout.split())
     report.add(f"{method}, {MANY} tasks of ResNet-18 at width 128, peak memory of an export", peak, "MB", MEGABYTES)

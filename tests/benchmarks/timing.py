@@ -19,10 +19,12 @@ class Taken(NamedTuple):
     processor: float
 
 
-def take_turns(contestants: Mapping[Key, Callable[[], object]], rounds: int) -> dict[Key, Taken]:
+def take_turns(
+    contestants: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int = WARM_UP
+) -> dict[Key, Taken]:
     """Run all of them again and again, in turn, so that what else the machine does hits all of them alike."""
     for run in contestants.values():
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             run()
     walls: dict[Key, list[float]] = {key: [] for key in contestants}
     processors: dict[Key, list[float]] = {key: [] for key in contestants}
