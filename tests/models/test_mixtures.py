@@ -97,8 +97,8 @@ def test_several_gaussians_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_axes_of_8_bits_give_nearly_the_same_likelihoods() -> None:
-    train, classes = clusters(200, 40, 3)
-    images, _ = clusters(200, 10, 3)
+    train, classes = clusters(64, 40, 3)
+    images, _ = clusters(64, 10, 3)
     shapes = ClassMixtures(3)
     shapes.fit(train, classes)
     assert shapes.axes.dtype == torch.int8
