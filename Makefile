@@ -29,8 +29,8 @@ demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn 
 test: check $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
 	@echo "tests: whole servers and browsers here, those of serving/ and all others beside them"
-	@$(PY) -m pytest --ignore tests/e2e --ignore tests/serving >runs/tests.log 2>&1 & others=$$!; \
-	$(PY) -m pytest tests/serving >runs/tests-serving.log 2>&1 & serving=$$!; \
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --ignore tests/e2e --ignore tests/serving >runs/tests.log 2>&1 & others=$$!; \
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/serving >runs/tests-serving.log 2>&1 & serving=$$!; \
 	$(PY) -m pytest tests/e2e; failed=$$?; \
 	wait $$serving || failed=1; wait $$others || failed=1; \
 	cat runs/tests-serving.log runs/tests.log; exit $$failed

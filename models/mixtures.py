@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from models.distance import LEAST_VARIANCE, directions_of
@@ -106,6 +105,9 @@ def _grouped(directions: Tensor, number: int) -> list[Tensor]:
     """[4, n, features] of one class -> the same in groups of images that look alike in all rotations."""
     if number == 1:
         return [directions]
+    # Takes two seconds to import.
+    from sklearn.cluster import KMeans
+
     flat = directions.transpose(0, 1).flatten(1)
     left, lengths, _ = torch.svd_lowrank(flat - flat.mean(dim=0), q=GROUPING_RANK, niter=POWER_STEPS)
     group = KMeans(number, n_init=4, random_state=0).fit_predict((left * lengths).cpu().numpy())

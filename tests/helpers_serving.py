@@ -26,8 +26,6 @@ from onnx import ModelProto, TensorProto, helper
 from PIL import Image
 from pydantic import ValidationError
 
-from export.graph import write_decision
-from export.writer import GraphWriter
 from serving.bundle import (
     INPUT_NAME,
     MANIFEST,
@@ -59,6 +57,10 @@ GREY = (128, 128, 128)
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
     """Logits are -8 times the squared distance of the mean colour to four prototypes; it is as foreign as its log."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
+    # PyTorch comes with it, which takes seconds; most processes that tests start write no graph.
+    from export.graph import write_decision
+    from export.writer import GraphWriter
+
     writer = GraphWriter(Path(), "fp32")
     constants: dict[str, Any] = {
         "size": [1, 2],
