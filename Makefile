@@ -30,10 +30,11 @@ PAGES := $(addprefix tests/e2e/,test_page.py test_unknowns_page.py test_swap.py)
 
 # Three at a time use all processors as it is: threads of their own would only hold each other up.
 test: export OMP_NUM_THREADS := 1
-test: check $(VENV)/serving-only ## Run all checks and tests
+test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
-	@echo "tests: the whole line here, servers and pages, and all others beside it"
-	@$(PY) -m pytest --ignore tests/e2e --ignore tests/serving --ignore tests/export >runs/tests.log 2>&1 & others=$$!; \
+	@echo "tests: the whole line here, servers and pages, and checks and all others beside it"
+	@{ $(MAKE) check && $(PY) -m pytest --ignore tests/e2e --ignore tests/serving --ignore tests/export; } \
+		>runs/tests.log 2>&1 & others=$$!; \
 	$(PY) -m pytest tests/serving tests/export $(PAGES) >runs/tests-serving.log 2>&1 & serving=$$!; \
 	$(PY) -m pytest tests/e2e $(PAGES:%=--ignore %); failed=$$?; \
 	wait $$serving || failed=1; wait $$others || failed=1; \
