@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from models.network import Network
 from serving.bundle import Cascade
-from serving.decision import NETWORK_NAMES, Outputs, complete, judge
+from serving.decision import NETWORK_NAMES, Outputs, Verdicts, complete, judge
 from training.classifier import EVALUATION_BATCH
 from training.decisions import Decider
 from training.tasks import to_device, to_unit
@@ -50,6 +51,16 @@ class Rotated:
         """Its outputs for upright images."""
         return self._mean(slice(0, 1))
 
+    @cached_property
+    def upright_scores(self) -> NDArray[Any]:
+        """How foreign upright images are to each task, [images, tasks]."""
+        return complete(self.upright, self.decider.rule)["scores"]
+
+    @cached_property
+    def answers(self) -> Verdicts:
+        """Those of the full evaluation."""
+        return judge(self.full, self.decider.rule)
+
     def _mean(self, rotations: slice) -> Outputs:
         return self.decider.outputs(
             [
@@ -73,7 +84,7 @@ def rotated_outputs(network: Network, decider: Decider, pixels: NDArray[np.uint8
 
 def seen_again(said: Rotated, candidates: int, margin: float | None) -> NDArray[np.bool_]:
     """Which tasks see which upright images turned, [images, tasks]."""
-    scores = complete(said.upright, said.decider.rule)["scores"]
+    scores = said.upright_scores
     ascending = np.sort(scores, axis=1)
     last = ascending[:, candidates - 1 : candidates]
     if margin is not None:
@@ -92,7 +103,7 @@ def cascaded(said: Rotated, candidates: int | None, margin: float | None = None)
 
 def agreement(said: Rotated, candidates: int, margin: float | None = None) -> float:
     """The share of images with the same class and the same "known" as in the full evaluation."""
-    full, fast = (judge(outputs, said.decider.rule) for outputs in (said.full, cascaded(said, candidates, margin)))
+    full, fast = said.answers, judge(cascaded(said, candidates, margin), said.decider.rule)
     return float(((full.class_id == fast.class_id) & (full.known == fast.known)).mean())
 
 

@@ -91,8 +91,8 @@ class IngredientWriter:
         writer, direction = self._writer, self._direction(depth)
         last = writer.constant("last_axis", [-1])
         whole, scales = self._constant(f"{name}/axes", shapes.axes), self._constant(f"{name}/scales", shapes.scales)
-        axes = self._writer.add_constant("Cast", f"{whole}/float", [whole], to=TensorProto.FLOAT)
-        axes = self._writer.add_constant("Mul", f"{whole}/scaled", [axes, scales])
+        axes = writer.add_constant("Cast", f"{whole}/float", [whole], to=TensorProto.FLOAT)
+        axes = writer.add_constant("Mul", f"{whole}/scaled", [axes, scales])
         along = self._add("MatMul", f"{name}/along", [direction, axes])
         along = self._add("Sub", f"{name}/along", [along, self._constant(f"{name}/shifts", shapes.shifts)])
         rank = shapes.axes.shape[2] // shapes.components
