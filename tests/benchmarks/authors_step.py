@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -169,8 +169,10 @@ def convnet_body(config: NetworkConfig) -> tuple[nn.Sequential, int]:
     return nn.Sequential(*layers), config.hidden
 
 
-def make_step(config: NetworkConfig, views: Augmentation, size: int) -> Callable[[], float]:
-    """One step of learning on `size` random images of two classes; it returns the loss."""
+def make_steps(
+    config: NetworkConfig, views: Augmentation, size: int, sharpness: Sequence[float]
+) -> Callable[[], float]:
+    """A step of learning at each sharpness, on `size` random images of two classes; it returns the last loss."""
     body, features = resnet_body(config) if config.backbone == "resnet18" else convnet_body(config)
     hidden = [nn.Linear(features, features), nn.ReLU(), Gate(features), nn.Linear(features, config.projection)]
     network = nn.Sequential(body, *hidden).train()
@@ -179,7 +181,9 @@ def make_step(config: NetworkConfig, views: Augmentation, size: int) -> Callable
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     data, target = torch.rand(size, config.channels, config.height, config.width), torch.arange(size) % 2
 
-    def step() -> float:
+    def step(sharpness: float) -> float:
+        for gate in gates:
+            gate.sharpness = sharpness
         both = data.repeat(2, 1, 1, 1)
         first, second = (mirrored(both) if views.flip else both).chunk(2)
         turned = [torch.cat([torch.rot90(view, turn, (2, 3)) for turn in range(4)]) for view in (first, second)]
@@ -203,4 +207,4 @@ def make_step(config: NetworkConfig, views: Augmentation, size: int) -> Callable
             gate.logits.data = gate.logits.data.clamp(-6, 6)
         return loss.item()
 
-    return step
+    return lambda: [step(value) for value in sharpness][-1]

@@ -1,7 +1,8 @@
-"""A process that learns one step of step 1 for every line it reads, and answers with the most memory it ever held.
+"""A process that learns two steps of step 1 for every line it reads, and answers with the most memory it ever held.
 
-Each contestant has a process of its own because how a process keeps its memory (training.device.prepare) is settled
-for all of it.
+The first step has the gates as soft and the second as hard as an epoch's first and last: hard ones leave gradients with
+numbers that a processor may be slow at. Each contestant has a process of its own because how a process treats these and
+its memory (training.device.prepare) is settled for all of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from models.network import Network, NetworkConfig
-from tests.benchmarks.authors_step import make_step
+from tests.benchmarks.authors_step import make_steps
 from tests.benchmarks.export_memory import peak_megabytes
 from tests.benchmarks.exported import resnet
 from tests.helpers import open_gates
@@ -23,11 +24,14 @@ from training.config import FeatureLearning
 from training.device import choose_device, prepare
 from training.optimizers import make_optimizer
 from training.presets import PRESETS
-from training.representation import learn_features
+from training.representation import learn_features, sharpness_at
 from training.tasks import Batchable, TaskData
 
 THREADS = 2
-STEPS = 10**6
+BATCHES = 2
+"""An epoch: HAT's sharpness runs from its least to its greatest over them."""
+EPOCHS = 10**6
+"""So many that the learning rate hardly falls."""
 
 
 def settings(network: str) -> tuple[NetworkConfig, Augmentation, FeatureLearning]:
@@ -38,8 +42,8 @@ def settings(network: str) -> tuple[NetworkConfig, Augmentation, FeatureLearning
     return resnet("hat", 32), Augmentation(), PRESETS["images"].features
 
 
-def our_step(network: str, size: int, tasks: int) -> Callable[[], float]:
-    """One step of training.representation on `size` random images of two classes, after `tasks` finished tasks."""
+def our_steps(network: str, size: int, tasks: int) -> Callable[[], float]:
+    """Steps of training.representation on `size` random images of two classes each, after `tasks` finished tasks."""
     config, views, how = settings(network)
     torch.manual_seed(0)
     learner = Network(config)
@@ -48,28 +52,28 @@ def our_step(network: str, size: int, tasks: int) -> Callable[[], float]:
         open_gates(learner, task, 0.1)
         learner.finish(task)
     learner.add_task(2)
-    pixels = torch.randint(256, (size, config.channels, config.height, config.width), dtype=torch.uint8)
-    batch = Batchable(pixels, torch.arange(size) % 2)
+    pixels = torch.randint(256, (BATCHES * size, config.channels, config.height, config.width), dtype=torch.uint8)
+    images = Batchable(pixels, torch.arange(BATCHES * size) % 2)
     optimizer = make_optimizer(how.optimizer, learner.trainable(tasks), how.lr)
-    # An epoch of one batch, so that each is one step, and so many that the learning rate hardly falls.
-    how = replace(how, batch_size=size, epochs=STEPS)
-    data = TaskData(("first", "second"), batch, batch)
-    losses = learn_features(learner, tasks, data, how, views, optimizer, range(STEPS))
+    how = replace(how, batch_size=size, epochs=EPOCHS)
+    data = TaskData(("first", "second"), images, images)
+    losses = learn_features(learner, tasks, data, how, views, optimizer, range(EPOCHS))
     return lambda: next(losses)
 
 
 def main(contestant: str, network: str, size: str, tasks: str) -> None:
-    """`ours`, `authors`, or `authors, memory kept`: the same with what our processes do about freed memory."""
+    """`ours`, `authors`, or `authors, prepared`: the same in a process that was prepared as ours are."""
     torch.set_num_threads(THREADS)
     if contestant != "authors":
         prepare(choose_device())
     if contestant == "ours":
-        step = our_step(network, int(size), int(tasks))
+        steps = our_steps(network, int(size), int(tasks))
     else:
-        config, views, _ = settings(network)
-        step = make_step(config, views, int(size))
+        config, views, how = settings(network)
+        sharpness = [sharpness_at(batch / (BATCHES - 1), how.max_sharpness) for batch in range(BATCHES)]
+        steps = make_steps(config, views, int(size), sharpness)
     for _ in sys.stdin:
-        loss = step()
+        loss = steps()
         if not math.isfinite(loss):
             raise ArithmeticError(f"{contestant}, {network}: the loss is {loss}")
         print(peak_megabytes(), flush=True)
