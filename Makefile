@@ -26,19 +26,13 @@ demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT=
 demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn them and serve them, without a pause
 	@$(PY) -m training.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
-PAGES := $(addprefix tests/e2e/,test_page.py test_unknowns_page.py test_swap.py)
-
 # Three at a time use all processors as it is: threads of their own would only hold each other up.
 test: export OMP_NUM_THREADS := 1
 test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
-	@echo "tests: the whole line here, servers and pages, and checks and all others beside it"
-	@{ $(MAKE) check && $(PY) -m pytest --ignore tests/e2e --ignore tests/serving --ignore tests/export; } \
-		>runs/tests.log 2>&1 & others=$$!; \
-	$(PY) -m pytest tests/serving tests/export $(PAGES) >runs/tests-serving.log 2>&1 & serving=$$!; \
-	$(PY) -m pytest tests/e2e $(PAGES:%=--ignore %); failed=$$?; \
-	wait $$serving || failed=1; wait $$others || failed=1; \
-	cat runs/tests-serving.log runs/tests.log; exit $$failed
+	@$(MAKE) check >runs/check.log 2>&1 & checks=$$!; \
+	$(PY) -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder; failed=$$?; \
+	wait $$checks || failed=1; cat runs/check.log; exit $$failed
 
 check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff check .

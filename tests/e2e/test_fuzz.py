@@ -23,7 +23,7 @@ from PIL import Image
 
 from serving.quarantine import Grouping
 from serving.quarantine.store import Store
-from tests.e2e.conftest import Say
+from tests.conftest import Say
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, image_bytes, png_header, saved, serving, write_bundle
 from tests.load import http_request, megabytes, send, workers

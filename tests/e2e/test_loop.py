@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import Say
+from tests.conftest import Say
 from tests.e2e.default import Line
 from tests.helpers_serving import free_port
 from training.checkpoint import RunError

@@ -13,7 +13,7 @@ from PIL import Image
 from serving.answer import Question, answer_image
 from serving.runtime import Model
 from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overload
-from tests.e2e.conftest import Say
+from tests.conftest import Say
 from tests.helpers_serving import COLOURS, GREY, Server, image_bytes, saved, serving, write_bundle
 from tests.load import http_request, send, workers
 

@@ -22,7 +22,7 @@ from serving.bundle import INPUT_NAME, RULE
 from serving.decision import OUTPUT_NAMES
 from serving.runtime import Model
 from serving.shelf import Shelf
-from tests.e2e.conftest import Say
+from tests.conftest import Say
 from tests.helpers_serving import (
     COLOURS,
     GREY,
