@@ -10,8 +10,10 @@ export PIP_CONSTRAINT := $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # OpenMP threads that spin while they wait are very slow on a machine that does anything else.
 export OMP_WAIT_POLICY := PASSIVE
+# Every process would compile all that it imports, if Python were told to keep no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL = -m pip install --quiet --progress-bar off
-# Where Python is told to keep no bytecode, a server would compile all of itself at each start.
+# Also for servers that are started otherwise than from here.
 COMPILE = -m compileall -q serving models training export tests
 
 .PHONY: help demo demo-loop test check bench clean
