@@ -49,7 +49,7 @@ def losses(
 ) -> Losses:
     """Of a model with CIL = WP x TP: WP is [n, C] and sums to one within a task, TP is [n, T]."""
     tasks = task_of_class[class_ids]
-    wp, tp = _nats(_of(p_within_task, class_ids)), _nats(_of(p_task, tasks))
+    wp, tp = _nats(_of(p_within_task, class_ids)), _of(_task_nats(p_task), tasks)
     cil = _nats(_of(p_within_task * p_task[:, task_of_class], class_ids))
     return Losses(wp, tp, detector_losses(detectors, tasks), cil)
 
@@ -62,7 +62,9 @@ def detector_losses(detectors: Detectors, tasks: Integers) -> Floats:
 
 def detectors_from_tasks(p_task: Floats, temperatures: Floats | float = 1.0) -> Detectors:
     """The detectors that a TP implies: P'_k = P_k ** (1 / tau_k) (Theorem 2 i; with tau, its extension)."""
-    return Detectors.of(p_task ** (1 / np.asarray(temperatures)))
+    with np.errstate(over="ignore"):  # a tau near 0 leaves nothing of what is not all
+        log_in = np.maximum(-_task_nats(p_task) / np.asarray(temperatures), np.log(SMALLEST))
+    return Detectors(log_in, -_nats(-np.expm1(log_in)))
 
 
 def implied_by_classes(p_class: Floats, task_of_class: Integers) -> tuple[Floats, Floats]:
@@ -85,7 +87,7 @@ def detector_bound(tp: Floats, temperatures: Floats | float = 1.0) -> Floats:
     tau = np.asarray(temperatures)
     delta = tp[:, None] if tau.ndim else tp
     with np.errstate(over="ignore"):  # a tau near 0 bounds nothing
-        return np.asarray(np.maximum(delta / tau, _nats(1 - _wrong(delta) ** (1 / tau))))
+        return np.asarray(np.maximum(delta / tau, _nats(_right(delta, tau))))
 
 
 def tp_bound(ood: Floats, tasks: Integers) -> Floats:
@@ -104,7 +106,8 @@ def tempered_tp_bound(ood: Floats, tasks: Integers, temperatures: Floats | float
     tau = np.broadcast_to(np.asarray(temperatures, dtype=np.float64), ood.shape)
     wrong = _wrong(ood) ** (1 / tau)
     with np.errstate(over="ignore"):
-        return np.asarray(_of(ood / tau, tasks) + wrong.sum(axis=1) / np.maximum(1 - _of(wrong, tasks), SMALLEST))
+        right = np.maximum(_of(_right(ood, tau), tasks), SMALLEST)
+        return np.asarray(_of(ood / tau, tasks) + wrong.sum(axis=1) / right)
 
 
 def _of(values: Floats, columns: Integers) -> Floats:
@@ -116,6 +119,22 @@ def _nats(probability: Floats) -> Floats:
     return np.asarray(-np.log(np.maximum(probability, SMALLEST)))
 
 
+def _task_nats(p_task: Floats) -> Floats:
+    """-log P_k [n, T]; near 1 by the sum of the others, which is not rounded as 1 - P_k is.
+
+    So a TP that is sure, rightly or wrongly, stays within its bounds by more than rounding.
+    """
+    others = p_task @ (1 - np.eye(p_task.shape[1]))
+    return np.where(p_task > 0.5, -np.log1p(-np.minimum(others, 0.5)), _nats(p_task))
+
+
 def _wrong(loss: Floats) -> Floats:
     """1 - e^-loss: how much of its probability a detector gave to the wrong side."""
     return np.asarray(-np.expm1(-loss))
+
+
+def _right(loss: Floats, tau: Floats) -> Floats:
+    """1 - (1 - e^-loss) ** (1 / tau), exact also where it or the loss is small."""
+    with np.errstate(divide="ignore", over="ignore"):  # where nothing is lost, log 0 leaves all of it
+        log_wrong = np.where(loss < np.log(2), np.log(_wrong(loss)), np.log1p(-np.exp(-loss)))
+        return np.asarray(-np.expm1(log_wrong / tau))

@@ -43,7 +43,7 @@ class Model:
 models = st.builds(
     Model,
     seed=st.integers(0, 2**32 - 1),
-    sharpness=st.floats(0.01, 5),
+    sharpness=st.floats(0.01, 20),
     classes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     temperature=st.floats(0.3, 4),
 )
@@ -85,7 +85,8 @@ def test_theorem_3_good_wp_and_good_detectors_are_a_good_cil(model: Model) -> No
 @given(models)
 def test_theorem_4_a_good_cil_has_a_good_wp_a_good_tp_and_good_detectors(model: Model) -> None:
     p_within_task, p_task = theory.implied_by_classes(model.p_class, model.task_of_class)
-    lost = theory.losses(p_within_task, p_task, Detectors.of(p_task), model.class_ids, model.task_of_class)
+    implied = theory.detectors_from_tasks(p_task)
+    lost = theory.losses(p_within_task, p_task, implied, model.class_ids, model.task_of_class)
     own = model.p_class[np.arange(len(model.class_ids)), model.class_ids]
     assert lost.cil == pytest.approx(-np.log(own))
     for part in (lost.wp, lost.tp, lost.ood.max(axis=1)):
@@ -140,3 +141,14 @@ def test_a_probability_that_was_rounded_to_zero_or_one_loses_much_and_not_infini
 def test_the_odds_of_a_detector_lose_exactly_where_its_probability_is_rounded_to_one() -> None:
     lost = theory.detector_losses(Detectors.of_log_odds(np.array([[50.0, 50.0], [-1000.0, 0.0]])), np.array([0, 0]))
     assert lost == pytest.approx(np.array([[np.exp(-50), 50.0], [-np.log(theory.SMALLEST), np.log(2)]]))
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.3, 3.0])
+def test_a_task_that_is_surely_wrong_is_within_its_bound(tau: float) -> None:
+    odds = np.linspace(0, 200, 400)
+    p_task = normalised_power(np.stack([0 * odds, -odds], axis=1), (1.0,))
+    tasks = np.ones(400, dtype=int)
+    lost = theory.detector_losses(theory.detectors_from_tasks(p_task, tau), tasks)
+    bound = theory.detector_bound(-np.log(p_task[:, 1]), tau)
+    assert (lost <= (bound * (1 + SLACK) + SLACK)[:, None]).all()
+    assert lost.max(axis=1) == pytest.approx(bound)
