@@ -204,14 +204,16 @@ def use(capacity: Capacity) -> Draw:
     def draw(axes: Axes) -> None:
         layers = [*capacity.layers, capacity.whole]
         shares = np.array([layer.used for layer in layers])
+        tasks = shares.shape[1]
         axes.imshow(shares, cmap=_see_through(KNOWN), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set_yticks(range(len(layers)), [layer.name for layer in layers], fontsize=7)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="task", title=f"% of each layer's {capacity.of} that each task uses")
-        if shares.shape[1] <= LARGEST_WITH_NUMBERS:
-            axes.set_xticks(range(shares.shape[1]))
-            for row, column in np.ndindex(shares.shape):
-                axes.text(column, row, f"{100 * shares[row, column]:.0f}", ha="center", va="center", fontsize=7)
+        if tasks <= 20:
+            axes.set_xticks(range(tasks))
+            for (row, column), share in np.ndenumerate(shares):
+                size = 7 if tasks <= 10 else 5
+                axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=size)
 
     return draw
 
