@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from models.counting import capacity_used
 from models.gated import GatedConv2d, GatedLinear
 from models.network import Network
 from models.unit_mask import UnitMask
@@ -38,38 +39,50 @@ class Capacity:
     layers: tuple[LayerUse, ...]
     whole: LayerUse
     frozen_weights: float | None
-    """HAT: the share of all weights that no later task may change. Sup never changes a weight."""
+    """HAT: the share of the weights that answer which no later task may change. Sup never changes a weight."""
 
 
 def capacity(network: Network) -> Capacity:
     """Of a network whose tasks are all finished."""
     tasks = range(len(network.heads))
     gated = network.config.method == "hat"
-    masks = list(_gates(network, tasks) if gated else _weight_masks(network, tasks))
-    layers = tuple(layer_use(name, mask) for name, mask in masks)
-    whole = layer_use("whole network", torch.cat([mask for _, mask in masks], dim=1))
-    return Capacity("units" if gated else "weights", layers, whole, _frozen_share(network) if gated else None)
+    layers = tuple(layer_use(name, masks) for name, masks in (_gates if gated else _weight_masks)(network, tasks))
+    return Capacity("units" if gated else "weights", layers, _together("whole network", layers), capacity_used(network))
 
 
-def layer_use(name: str, masks: Tensor) -> LayerUse:
-    """From what each task uses, bool [tasks, units or weights]."""
-    users = masks.sum(dim=0)
-    before = (masks.cumsum(dim=0) - masks.int()) > 0
+def layer_use(name: str, masks: Iterable[Tensor]) -> LayerUse:
+    """From what each task in turn uses, bool [units or weights]: only one of them has to be in memory."""
+    used, first_used = [], []
+    seen = twice = torch.zeros((), dtype=torch.bool)
+    for mask in masks:
+        used.append(_share(mask))
+        first_used.append(_share(mask & ~seen))
+        twice, seen = twice | (seen & mask), seen | mask
+    return LayerUse(name, seen.numel(), tuple(used), tuple(first_used), shared=_share(twice), free=_share(~seen))
+
+
+def _together(name: str, layers: Sequence[LayerUse]) -> LayerUse:
+    """Several layers as one."""
+    sizes = [layer.size for layer in layers]
+
+    def mean(shares: Iterable[float]) -> float:
+        return sum(size * share for size, share in zip(sizes, shares, strict=True)) / sum(sizes)
+
     return LayerUse(
         name=name,
-        size=masks.shape[1],
-        used=_means(masks),
-        first_used=_means(masks & ~before),
-        shared=float((users > 1).double().mean()),
-        free=float((users == 0).double().mean()),
+        size=sum(sizes),
+        used=tuple(map(mean, zip(*(layer.used for layer in layers), strict=True))),
+        first_used=tuple(map(mean, zip(*(layer.first_used for layer in layers), strict=True))),
+        shared=mean(layer.shared for layer in layers),
+        free=mean(layer.free for layer in layers),
     )
 
 
-def _means(masks: Tensor) -> tuple[float, ...]:
-    return tuple(masks.double().mean(dim=1).tolist())
+def _share(mask: Tensor) -> float:
+    return int(mask.sum()) / mask.numel()
 
 
-def _gates(network: Network, tasks: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+def _gates(network: Network, tasks: Sequence[int]) -> Iterator[tuple[str, Iterator[Tensor]]]:
     """Each mask of units, by the name of the first layer before it."""
     named: set[int] = set()
     for name, layer in network.named_modules():
@@ -77,15 +90,10 @@ def _gates(network: Network, tasks: Sequence[int]) -> Iterator[tuple[str, Tensor
             mask = layer.wires.after
             assert isinstance(mask, UnitMask)
             named.add(id(mask))
-            yield name, torch.stack([mask.logits[task].detach() > 0 for task in tasks]).cpu()
+            yield name, (logits.detach().cpu() > 0 for logits in (mask.logits[task] for task in tasks))
 
 
-def _weight_masks(network: Network, tasks: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+def _weight_masks(network: Network, tasks: Sequence[int]) -> Iterator[tuple[str, Iterator[Tensor]]]:
     for name, layer in network.named_modules():
         if isinstance(layer, MaskedConv2d | MaskedLinear):
-            yield name, torch.stack([layer.mask(task).flatten() for task in tasks]).cpu()
-
-
-def _frozen_share(network: Network) -> float:
-    parts = [frozen for layer in network.task_layers() for _, frozen in layer.frozen()]
-    return sum(int(part.sum()) for part in parts) / sum(part.numel() for part in parts)
+            yield name, (mask.flatten().cpu() for mask in map(layer.mask, tasks))

@@ -25,10 +25,10 @@ from models.scores import DECISIONS
 from serving.decision import Rule, Verdicts, judge
 from training import metrics, plots
 from training.checkpoint import RunError
-from training.datasets import SOURCES, DataError, Images, load_source
+from training.datasets import DataError, Images
 from training.decisions import SaidByTasks, all_said, make_decider
 from training.device import choose_device, prepare
-from training.evaluate import Run, known_and_unknown, open_run, reader_of
+from training.evaluate import Run, add_unknown_option, chosen_unknown, known_and_unknown, open_run, reader_of
 from training.prediction import TPL, Reading
 from training.sources import Sources
 
@@ -170,12 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.compare_scores", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory made by training.fit")
     parser.add_argument("--data", help="where the images are now, if not where they were learned from")
-    parser.add_argument(
-        "--unknown",
-        nargs=2,
-        metavar=("KIND", "FOLDER"),
-        help=f"images of another data set as unknowns: {', '.join(SOURCES)}; default: classes that no task has",
-    )
+    add_unknown_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=plots.picture, metavar="PLOT", help="draw it too, into a file such as plot.png")
     chosen = parser.parse_args(arguments)
@@ -187,8 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
         sources = Sources(run.config, chosen.data)
         source, _ = sources.test_images()
         known, unknown = known_and_unknown(source, run.config)
-        if chosen.unknown:
-            unknown = load_source(chosen.unknown[0], run.config.preset.image, chosen.unknown[1]).test
+        given = chosen_unknown(chosen, run.config)
+        unknown = unknown if given is None else given
         class_ids = np.array([run.config.labels.index(str(label)) for label in known.labels])
         rows = list(compare(run, known, class_ids, unknown, sources, device))
         if chosen.out is not None:

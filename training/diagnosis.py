@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training import metrics, theory
+from training.bounds import Claim, claims
 from training.capacity import Capacity, capacity
 from training.evaluate import Tested
 
@@ -29,7 +30,8 @@ class TaskDiagnosis:
     """CIL accuracy that a perfect TP would add: the class would have been right within its task."""
     nats_wp: float
     nats_tp: float
-    """With nats_wp this is the whole loss of CIL (Theorem 1)."""
+    nats_cil: float
+    """What both of them lose together (Theorem 1)."""
     accepted: float
 
     @property
@@ -38,6 +40,16 @@ class TaskDiagnosis:
         if self.cil_accuracy == 1:
             return "-"
         return "WP" if (self.lost_to_wp, self.nats_wp) > (self.lost_to_tp, self.nats_tp) else "TP"
+
+
+class DetectorNats(NamedTuple):
+    """H_OOD,k: what one task's own detector P'_k loses, in the mean; None where there is no such image."""
+
+    own: float | None
+    """On images of the task, which it should know."""
+    others: float | None
+    """On images of the other tasks, which it should not."""
+    all: float
 
 
 class Confusion(NamedTuple):
@@ -56,40 +68,52 @@ class Diagnosis:
 
     whole: TaskDiagnosis
     tasks: tuple[TaskDiagnosis | None, ...]
-    detector_nats: tuple[float, ...]
-    """H_OOD,k: what the detector that TP implies for each task loses, over all images."""
-    median_bound: float | None
-    """Theorem 3's bound on the loss of CIL: half of the images have a lower one. None where it says nothing."""
+    detector: str
+    """What P'_k is."""
+    detectors: tuple[DetectorNats, ...]
+    claims: tuple[Claim, ...]
     task_confusions: tuple[Confusion, ...]
     class_confusions: tuple[Confusion, ...]
     capacity: Capacity
 
+    @property
+    def within_bounds(self) -> int:
+        """Images on which every theorem holds."""
+        return int(np.all([claim.holds for claim in self.claims], axis=0).sum())
+
     def as_json(self) -> dict[str, Any]:
-        content = asdict(self)
+        content = asdict(replace(self, claims=()))
+        content["theorems"] = [asdict(claim.summary()) for claim in self.claims]
+        del content["claims"]
         for each, task in zip((content["whole"], *content["tasks"]), (self.whole, *self.tasks), strict=True):
             if task is not None:
                 each["held_back_by"] = task.held_back_by
-        for name in ("task_confusions", "class_confusions"):
-            content[name] = [confusion._asdict() for confusion in getattr(self, name)]
+        for name in ("detectors", "task_confusions", "class_confusions"):
+            content[name] = [each._asdict() for each in getattr(self, name)]
         return content
 
 
 def diagnose(tested: Tested) -> Diagnosis:
     """Look at every known test image."""
-    run, verdicts, lost = tested.run, tested.verdicts, tested.losses
+    run, verdicts = tested.run, tested.verdicts
     tasks = range(len(run.config.tasks))
-    bound = float(np.median(theory.cil_bound_of_detectors(lost.wp, lost.ood, tested.tasks)))
     return Diagnosis(
         whole=_diagnosis_of(tested, np.ones(len(tested.known), dtype=bool)),
         tasks=tuple(
             _diagnosis_of(tested, own) if own.any() else None for own in (tested.tasks == task for task in tasks)
         ),
-        detector_nats=tuple(lost.ood.mean(axis=0).tolist()),
-        median_bound=bound if np.isfinite(bound) else None,
+        detector=tested.detected.formula,
+        detectors=tuple(_detector_nats(tested.losses.ood[:, task], tested.tasks == task) for task in tasks),
+        claims=claims(tested),
         task_confusions=confusions(tested.tasks, verdicts.task, [f"task {task}" for task in tasks]),
         class_confusions=confusions(tested.class_ids, verdicts.class_id, list(run.config.labels)),
         capacity=capacity(run.network),
     )
+
+
+def _detector_nats(lost: theory.Floats, own: Bools) -> DetectorNats:
+    of_own, of_others = (float(part.mean()) if len(part) else None for part in (lost[own], lost[~own]))
+    return DetectorNats(of_own, of_others, float(lost.mean()))
 
 
 def _diagnosis_of(tested: Tested, chosen: Bools) -> TaskDiagnosis:
@@ -106,6 +130,7 @@ def _diagnosis_of(tested: Tested, chosen: Bools) -> TaskDiagnosis:
         lost_to_tp=wp - cil,
         nats_wp=float(tested.losses.wp[chosen].mean()),
         nats_tp=float(tested.losses.tp[chosen].mean()),
+        nats_cil=float(tested.losses.cil[chosen].mean()),
         accepted=float(verdicts.known[chosen].mean()),
     )
 

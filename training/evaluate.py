@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +21,20 @@ from numpy.typing import NDArray
 from models.counting import capacity_used, count_parameters
 from models.network import Network
 from models.scores import DECISIONS
-from serving.decision import Outputs, Rule, Verdicts, judge
+from serving.decision import Outputs, Rule, Verdicts, complete, judge
 from training import metrics, theory
 from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError, load, read_config
 from training.config import RunConfig, system_title
-from training.datasets import DataError, Images, Source
+from training.datasets import SOURCES, DataError, Images, Source, load_source
 from training.decisions import AUTO, Decider, SaidByTasks, all_said, choose, make_decider
 from training.device import choose_device, prepare
 from training.prediction import Reader, ReaderMaker, Reading, add_options, reading_of
 from training.report import summary
 from training.sources import Sources
+from training.task_prediction import TaskPredictor
+from training.theory import Detectors
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,15 @@ def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images
     return source.test.of(config.labels), source.test.of(set(source.classes) - set(config.labels))
 
 
+class Detected(NamedTuple):
+    """The tasks' detectors of one reading: what P'_k is, and what it says of known images."""
+
+    formula: str
+    detectors: Detectors
+    temperatures: theory.Floats | None = None
+    """tau_k [T] where TP_k is P'_k ** (1 / tau_k) / sum, near 0 where the largest takes all; None: it is another."""
+
+
 @dataclass(frozen=True)
 class Tested:
     """The test images of a run that are at hand, and what its network says of them."""
@@ -128,11 +139,27 @@ class Tested:
         return self.decide(self.unknown_outputs, self.run.rule)
 
     @cached_property
+    def detected(self) -> Detected:
+        """What the tasks' detectors say of the known images."""
+        rule = self.run.rule
+        if self.decide is judge:
+            # A score is a log-likelihood ratio of foreign against own. TP normalises the odds, not the probabilities.
+            scores = complete(self.outputs, rule)["scores"]
+            return Detected("sigmoid(-s_k), s_k the task's score", Detectors.of_log_odds(-scores))
+        if isinstance(self.decide, TaskPredictor):
+            definition = self.decide.definition
+            formula = "sigmoid(max f_k)" if definition.detector == "sigmoid" else "max softmax(f_k / tau)"
+            taus = np.broadcast_to(definition.taus or theory.SMALLEST, len(rule.tasks)).astype(np.float64)
+            return Detected(formula, self.decide.detectors(self.outputs, rule), taus)
+        implied = theory.detectors_from_tasks(self.verdicts.p_task)
+        return Detected("TP_k, for want of others", implied, np.ones(len(rule.tasks)))
+
+    @cached_property
     def losses(self) -> theory.Losses:
-        """On the known images; a task's detector is the one that TP implies (Theorem 2 i)."""
-        verdicts = self.verdicts
-        p_in = theory.detectors_from_tasks(verdicts.p_task)
-        return theory.losses(verdicts.p_within_task, verdicts.p_task, p_in, self.class_ids, self.run.rule.task_of_class)
+        """On the known images."""
+        verdicts, detectors = self.verdicts, self.detected.detectors
+        of_class = self.run.rule.task_of_class
+        return theory.losses(verdicts.p_within_task, verdicts.p_task, detectors, self.class_ids, of_class)
 
 
 def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading) -> Reader:
@@ -141,12 +168,22 @@ def reader_of(run: Run, sources: Sources, device: torch.device, reading: Reading
     return maker.make(reading)
 
 
-def examine(run: Run, sources: Sources, device: torch.device, reading: Reading | None = None) -> Tested:
-    """Ask a finished run about the test images that are at hand, and name those that are not."""
+def examine(
+    run: Run,
+    sources: Sources,
+    device: torch.device,
+    reading: Reading | None = None,
+    other_unknown: Images | None = None,
+) -> Tested:
+    """Ask a finished run about the test images that are at hand, and name those that are not.
+
+    Unknown are those of classes that no task has, or others that are given.
+    """
     source, missing = sources.test_images()
     for problem in missing:
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
+    unknown = unknown if other_unknown is None else other_unknown
     pixels = [images.pixels for images in (known, unknown) if len(images)]
     said: tuple[SaidByTasks, ...] = ()
     decide: metrics.Decision = judge
@@ -165,8 +202,9 @@ def measure(tested: Tested) -> dict[str, Any]:
     """All metrics of a run: what RUN/metrics.json holds."""
     run, verdicts, class_ids, true_task = tested.run, tested.verdicts, tested.class_ids, tested.tasks
     per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
-    matrix = metrics.accuracy_matrix(tested.outputs, run.rule, class_ids, tested.decide)
-    accuracies = metrics.after_each_task(tested.outputs, run.rule, class_ids, tested.decide)
+    stages = metrics.stages(tested.outputs, run.rule, class_ids, tested.decide)
+    matrix = metrics.accuracy_matrix(stages)
+    accuracies = metrics.after_each_task(stages, matrix)
     result: dict[str, Any] = {
         "method": run.config.method,
         "loss": run.config.loss,
@@ -216,6 +254,21 @@ def run_parser(module: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_unknown_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unknown",
+        nargs=2,
+        metavar=("KIND", "FOLDER"),
+        help=f"images of another data set as unknowns: {', '.join(SOURCES)}; default: classes that no task has",
+    )
+
+
+def chosen_unknown(chosen: argparse.Namespace, config: RunConfig) -> Images | None:
+    """The images that --unknown names, if the command has it and was given it."""
+    named: list[str] | None = getattr(chosen, "unknown", None)
+    return None if named is None else load_source(named[0], config.preset.image, named[1]).test
+
+
 def examine_chosen(chosen: argparse.Namespace) -> Tested:
     """The run that a command line names, on the test images that are at hand, by the decision that it names."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -223,11 +276,12 @@ def examine_chosen(chosen: argparse.Namespace) -> Tested:
     prepare(device)
     reading = reading_of(chosen)
     run = open_run(chosen.run, device, chosen.decision)
-    return examine(run, Sources(run.config, chosen.data), device, reading)
+    return examine(run, Sources(run.config, chosen.data), device, reading, chosen_unknown(chosen, run.config))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = run_parser("training.evaluate", __doc__.splitlines()[0])
+    add_unknown_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args(arguments)
     try:

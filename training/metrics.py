@@ -93,20 +93,17 @@ def stages(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide:
     return every
 
 
-def accuracy_matrix(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> Matrix:
+def accuracy_matrix(every: Sequence[Stage]) -> Matrix:
     """Row i, column k: CIL accuracy on task k's images after task i was learned (k <= i)."""
     rows = []
-    for verdicts, ids, rule_then in stages(outputs, rule, class_ids, decide):
+    for verdicts, ids, rule_then in every:
         right, true_task = verdicts.class_id == ids, task_of(ids, rule_then)
         rows.append([_accuracy(right[true_task == task]) for task in range(len(rule_then.tasks))])
     return rows
 
 
-def after_each_task(
-    outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge
-) -> list[Accuracies]:
+def after_each_task(every: Sequence[Stage], matrix: Matrix) -> list[Accuracies]:
     """CIL, TIL and TP accuracy and the forgetting rate, after each task was learned."""
-    matrix = accuracy_matrix(outputs, rule, class_ids, decide)
     return [
         Accuracies(
             cil_accuracy=_accuracy(verdicts.class_id == ids),
@@ -114,7 +111,7 @@ def after_each_task(
             tp_accuracy=_accuracy(verdicts.task == task_of(ids, rule_then)),
             forgetting=forgetting(matrix[: len(rule_then.tasks)]),
         )
-        for verdicts, ids, rule_then in stages(outputs, rule, class_ids, decide)
+        for verdicts, ids, rule_then in every
     ]
 
 
@@ -145,11 +142,6 @@ def right_within_task(verdicts: Verdicts, rule: Rule, class_ids: NDArray[np.inte
     own = rule.task_of_class == task_of(class_ids, rule)[:, None]
     right: NDArray[np.bool_] = np.where(own, verdicts.p_within_task, -1.0).argmax(axis=1) == class_ids
     return right
-
-
-def til_accuracy(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer], decide: Decision = judge) -> float:
-    """Accuracy when the task is given."""
-    return float(right_within_task(decide(outputs, rule), rule, class_ids).mean())
 
 
 def calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:

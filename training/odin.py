@@ -42,12 +42,12 @@ def tempered(network: Network, task: int, images: Tensor, temperature: float, sc
 
 
 def toward(network: Network, task: int, images: Tensor, temperature: float, scale: float) -> Tensor:
-    """-sign(-grad_x log s(x; tau)_y): the direction in which the task becomes surer of an image."""
+    """sign(grad_x log s(x; tau)_y): the direction in which the task becomes surer of an image."""
     images = images.detach().clone().requires_grad_(True)
     with torch.enable_grad():
         surest = torch.log_softmax(tempered(network, task, images, temperature, scale), dim=1).amax(dim=1)
         (slope,) = torch.autograd.grad(surest.sum(), images)
-    return -torch.sign(-slope)
+    return torch.sign(slope)
 
 
 @torch.no_grad()

@@ -18,9 +18,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from training.bounds import Claim
 from training.capacity import Capacity
 from training.diagnosis import Diagnosis
 from training.history import Epoch
@@ -31,6 +33,8 @@ Draw = Callable[[Axes], None]
 INK, LINE, WP, TP, KNOWN, UNKNOWN = "#123454", "#a0a1a2", "#2a9d8f", "#e07a3f", "#3b82c4", "#d1495b"
 PAGE = {INK: "var(--ink)", LINE: "var(--line)"}
 LARGEST_WITH_NUMBERS = 16
+LEAST_NATS, MOST_NATS = 1e-6, 1e3
+"""What is drawn of losses and of bounds on them."""
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -52,18 +56,20 @@ STYLE: Any = {
 
 
 @contextmanager
-def _figure(draws: Sequence[Draw], width: float, height: float) -> Iterator[Figure]:
-    """The pictures side by side."""
+def _figure(draws: Sequence[Draw], width: float, height: float, columns: int = 0) -> Iterator[Figure]:
+    """The pictures side by side, or in so many columns."""
+    columns = columns or len(draws)
+    rows = -(-len(draws) // columns)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width * len(draws), height), layout="constrained")
-        for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        for axes, draw in zip(figure.subplots(rows, columns, squeeze=False).flat, draws, strict=True):
             draw(axes)
         yield figure
 
 
-def save_picture(path: Path, draws: Sequence[Draw]) -> None:
+def save_picture(path: Path, draws: Sequence[Draw], columns: int = 0) -> None:
     """A file of the kind that its name says, on white."""
-    with _figure(draws, width=5.2, height=4.4) as figure:
+    with _figure(draws, width=5.2, height=4.4, columns=columns) as figure:
         figure.savefig(path, dpi=150, facecolor="white")
 
 
@@ -127,9 +133,7 @@ def confusion(matrix: NDArray[np.integer], names: Sequence[str], title: str) -> 
 
     def draw(axes: Axes) -> None:
         shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-        # See-through, so that nothing has the colour of the page, and numbers can be read on it.
-        colours = LinearSegmentedColormap.from_list("share", [(*_rgb(KNOWN), 0.0), (*_rgb(KNOWN), 0.65)])
-        axes.imshow(shares, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+        axes.imshow(shares, cmap=_see_through(KNOWN), vmin=0, vmax=1, interpolation="nearest")
         axes.set(xlabel="said", ylabel="true", title=title)
         if len(names) <= LARGEST_WITH_NUMBERS:
             axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
@@ -140,8 +144,35 @@ def confusion(matrix: NDArray[np.integer], names: Sequence[str], title: str) -> 
     return draw
 
 
-def _rgb(colour: str) -> tuple[float, float, float]:
-    return mpl.colors.to_rgb(colour)
+def theorems(claims: Sequence[Claim]) -> Draw:
+    """What images lose by each theorem's measure, and what it allows: the middle 80 % of them, and the median."""
+
+    def draw(axes: Axes) -> None:
+        for row, claim in enumerate(claims):
+            for values, colour, shift in ((claim.measured, KNOWN, -0.16), (claim.bound, TP, 0.16)):
+                low, median, high = np.clip(np.quantile(values, (0.1, 0.5, 0.9)), LEAST_NATS, MOST_NATS)
+                axes.plot([low, high], [row + shift] * 2, color=colour, linewidth=4, alpha=0.5, solid_capstyle="round")
+                axes.plot(median, row + shift, "o", color=colour, markersize=5)
+            axes.plot([claim.guess] * 2, [row - 0.35, row + 0.35], color=INK, linestyle=":", linewidth=1)
+        axes.set_yticks(range(len(claims)), [f"{claim.theorem}\n{claim.says}" for claim in claims], fontsize=7)
+        axes.set(xscale="log", xlim=(LEAST_NATS / 2, MOST_NATS * 2), xlabel="nats, cut off at both ends")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.invert_yaxis()
+        axes.set_title("The theorems (dot: median, line: 80 % of the images)", pad=20)
+        handles = [
+            Line2D([], [], color=KNOWN, marker="o", label="measured"),
+            Line2D([], [], color=TP, marker="o", label="bound"),
+            Line2D([], [], color=INK, linestyle=":", label="a guess"),
+        ]
+        _legend_above(axes, handles)
+
+    return draw
+
+
+def _see_through(colour: str) -> LinearSegmentedColormap:
+    """From nothing, which has the colour of the page, to a colour that numbers can be read on."""
+    rgb = mpl.colors.to_rgb(colour)
+    return LinearSegmentedColormap.from_list("share", [(*rgb, 0.0), (*rgb, 0.65)])
 
 
 def room(capacity: Capacity) -> Draw:
@@ -167,9 +198,31 @@ def room(capacity: Capacity) -> Draw:
     return draw
 
 
-def _legend_above(axes: Axes) -> None:
+def use(capacity: Capacity) -> Draw:
+    """Each layer from the bottom up: how much of it each task uses, whoever else does."""
+
+    def draw(axes: Axes) -> None:
+        layers = [*capacity.layers, capacity.whole]
+        shares = np.array([layer.used for layer in layers])
+        tasks = shares.shape[1]
+        axes.imshow(shares, cmap=_see_through(KNOWN), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set_yticks(range(len(layers)), [layer.name for layer in layers], fontsize=7)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="task", title=f"% of each layer's {capacity.of} that each task uses")
+        if tasks <= 20:
+            axes.set_xticks(range(tasks))
+            for (row, column), share in np.ndenumerate(shares):
+                size = 7 if tasks <= 10 else 5
+                axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=size)
+
+    return draw
+
+
+def _legend_above(axes: Axes, handles: Sequence[Line2D] | None = None) -> None:
     """Where no bar is."""
-    axes.legend(ncols=6, loc="lower center", bbox_to_anchor=(0.5, 0.98), columnspacing=0.8, handlelength=1)
+    axes.legend(
+        handles=handles, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 0.98), columnspacing=0.8, handlelength=1
+    )
 
 
 def curves(epochs: Sequence[Epoch], phase: str) -> Draw:
@@ -202,7 +255,7 @@ def scores(known: Floats, unknown: Floats, threshold: float) -> Draw:
                 weights = np.full(len(values), 1 / len(values))
                 axes.hist(np.clip(values, 0, end), edges, weights=weights, color=colour, alpha=0.55, label=label)
         axes.axvline(threshold, color=INK, linestyle="--", linewidth=1, label="above: called unknown")
-        axes.set(xlabel="unknown score", ylabel="share of images")
+        axes.set(xlabel="unknown score, -log10 of the p-value", ylabel="share of images")
         axes.set_title("Scores of known and unknown images", pad=20)
         _legend_above(axes)
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.metrics import roc_curve
 
-from serving.decision import threshold
+from serving.decision import Verdicts, threshold
 from training import plots
 from training.checkpoint import CONFIG, RunError, replace_file
 from training.compare_scores import decision_rows
 from training.datasets import DataError, Images
 from training.diagnosis import confusion_matrix, diagnose
-from training.evaluate import Tested, examine_chosen, measure, run_parser
+from training.evaluate import Tested, add_unknown_option, examine_chosen, measure, run_parser
 from training.history import PHASES, History
 
 PAGE = "report.html"
@@ -55,15 +55,18 @@ def write_page(folder: Path, tested: Tested, result: dict[str, Any]) -> Path:
     """Write RUN/report.html from what the run says of its test images and its metrics; the file."""
     history = History(folder)
     found = diagnose(tested)
+    tall = 1.6 + 0.19 * len(found.capacity.layers)
     page = _template().render(
-        title=tested.run.title,
+        title=tested.run.title + ("" if _is_served(tested) else f", read by {result['prediction']}"),
         result=result,
         config=tested.run.config,
         diagnosis=found,
-        decisions=list(decision_rows(tested.run, tested.said, tested.class_ids)) if tested.said else [],
+        decisions=list(decision_rows(tested.run, tested.said, tested.class_ids)) if _is_served(tested) else [],
         pictures=dict(_pictures(tested, result)),
-        room=Markup(plots.svg("room", plots.room(found.capacity), height=1.6 + 0.19 * len(found.capacity.layers))),
+        room=Markup(plots.svg("room", plots.room(found.capacity), tall)),
+        use=Markup(plots.svg("use", plots.use(found.capacity), tall)),
         held_back=Markup(plots.svg("held_back", plots.held_back(found))),
+        theorems=Markup(plots.svg("theorems", plots.theorems(found.claims))),
         curves=[
             Markup(plots.svg(phase, plots.curves(history.epochs, phase)))
             for phase in PHASES
@@ -89,19 +92,29 @@ def _template() -> Any:
 def _pictures(tested: Tested, result: dict[str, Any]) -> Iterator[tuple[str, Markup]]:
     verdicts, rule, labels = tested.verdicts, tested.run.rule, tested.run.config.labels
     between_classes = confusion_matrix(tested.class_ids, verdicts.class_id, len(labels))
-    unknown_score = tested.unknown_verdicts.unknown_score
+    known, unknown = (_surprise(tested, each) for each in (verdicts, tested.unknown_verdicts))
     lines = dict(_roc_lines(tested))
     bold = next(iter(lines)) if len(tested.unknown) else None
     draws = {
         "over_time": plots.over_time(result["after_each_task"]),
         "confusion": plots.confusion(between_classes, labels, "Classes: images of each true class"),
-        "scores": plots.scores(verdicts.unknown_score, unknown_score, threshold(rule.alpha)),
+        "scores": plots.scores(known, unknown, threshold(rule.alpha)),
         "reliability": plots.reliability(verdicts.probability.max(axis=1), verdicts.class_id == tested.class_ids),
     }
     if lines:
         draws["roc"] = plots.roc(lines, bold)
     for name, draw in draws.items():
         yield name, Markup(plots.svg(name, draw, height=4.4 if name == "confusion" else 3.3))
+
+
+def _is_served(tested: Tested) -> bool:
+    """Whether the rule that is served decides, and not another reading."""
+    return bool(tested.said)
+
+
+def _surprise(tested: Tested, verdicts: Verdicts) -> plots.Floats:
+    """-log10 of the p-values, which only the rule that is served has for its score."""
+    return verdicts.unknown_score if _is_served(tested) else np.asarray(-np.log10(verdicts.p_value))
 
 
 def _roc_lines(tested: Tested) -> Iterator[tuple[str, tuple[Any, Any]]]:
@@ -148,7 +161,9 @@ def _data_url(pixels: NDArray[np.uint8]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    chosen = run_parser("training.report_page", __doc__).parse_args(arguments)
+    parser = run_parser("training.report_page", __doc__)
+    add_unknown_option(parser)
+    chosen = parser.parse_args(arguments)
     try:
         tested = examine_chosen(chosen)
         print(write_page(chosen.run, tested, measure(tested)))

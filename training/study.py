@@ -56,14 +56,10 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
 
 def table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
     """A Markdown table: a row for each system and prediction, mean and standard deviation over its seeds in a cell."""
-    lines = [
-        "| system | prediction | seeds | " + " | ".join(MEASURES) + " |",
-        "|---|---|---|" + "---|" * len(MEASURES),
-    ]
+    lines = ["| system | prediction | " + " | ".join(MEASURES) + " |", "|---|---|" + "---|" * len(MEASURES)]
     for (system, prediction), runs in results.items():
-        seeds = ", ".join(str(run["seed"]) for run in runs)
         cells = [_cell([measured(run) for run in runs]) for measured in MEASURES.values()]
-        lines.append(f"| {system} | {prediction} | {seeds} | " + " | ".join(cells) + " |")
+        lines.append(f"| {system} | {prediction} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

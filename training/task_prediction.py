@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from serving.decision import Outputs, Rule, Verdicts
 from training.calibration import Correction, corrected
+from training.theory import Detectors
 
 Array = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -78,11 +79,17 @@ def within_task(logits: Array, task_of_class: Ids, nu: float = 1.0) -> Array:
     return np.exp(_log_softmax(logits / nu, task_of_class))
 
 
+def detectors(logits: Array, task_of_class: Ids, definition: Definition) -> Detectors:
+    """P'_k of every task."""
+    if definition.detector == "sigmoid":
+        return Detectors.of_log_odds(_largest(logits, task_of_class))
+    return Detectors.of(np.exp(log_detector(logits, task_of_class, definition)))
+
+
 def log_detector(logits: Array, task_of_class: Ids, definition: Definition) -> Array:
     """log P'_k, [n, tasks]."""
     if definition.detector == "sigmoid":
-        likely: Array = -np.logaddexp(0.0, -_largest(logits, task_of_class))
-        return likely
+        return Detectors.of_log_odds(_largest(logits, task_of_class)).log_in
     return _largest(_log_softmax(logits / definition.temperature, task_of_class), task_of_class)
 
 
@@ -175,6 +182,10 @@ class TaskPredictor:
         if not self.corrections:
             return logits
         return corrected(logits, self.corrections[len(rule.tasks) - 1], rule.task_of_class)
+
+    def detectors(self, outputs: Outputs, rule: Rule) -> Detectors:
+        """P'_k of every task, which TP is made from."""
+        return detectors(self.logits(outputs, rule), rule.task_of_class, self.definition)
 
     def remembering(self, outputs: Outputs, rule: Rule) -> TaskPredictor:
         """The same with the unknown scores of validation images in mind."""

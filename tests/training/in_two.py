@@ -1,4 +1,7 @@
-"""What tests/training/test_together.py lets two processes do, started by torchrun: `in_two.py FOLDER`."""
+"""What tests/training/test_together.py lets two processes do, started by torchrun's own launcher: `in_two.py FOLDER`.
+
+They are forked from this process, so that the imports, which take longer than all that they do, are done once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.helpers import adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
 from training import fit, representation
@@ -61,7 +65,7 @@ def whole_run(folder: Path, method: str, *more: str) -> int:
         return fit.main(["--out", str(folder), *(more or ("--method", method))])
 
 
-def main(folder: Path) -> int:
+def in_each(folder: Path) -> int:
     with joined():
         torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{number()}.pt")
         # The second process gets folders of its own, in which nothing must appear.
@@ -69,6 +73,16 @@ def main(folder: Path) -> int:
             if code := whole_run(folder / f"{method}-{number()}", method):
                 return code
         return whole_run(folder / "begun", "hat", "--resume")
+
+
+def main(folder: Path) -> int:
+    import torch._dynamo  # noqa: F401 - which every optimiser imports at its first step
+
+    # As `torchrun --standalone --nproc-per-node 2` does.
+    launch = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
+    launch.monitor_interval, launch.max_restarts = 0.1, 0
+    sys.stdin.readline()  # until there is a run to resume
+    return max(elastic_launch(launch, in_each)(folder).values())
 
 
 if __name__ == "__main__":

@@ -73,6 +73,20 @@ def test_tpl_takes_no_settings_of_others(runs: dict[str, Path], capsys: pytest.C
     assert "--tp tpl has scores of its own" in capsys.readouterr().err
 
 
+def test_images_of_another_data_set_are_the_unknown_ones(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = str(runs["none"]), ("--unknown", "tiny", "anywhere")
+    usual, measured = (printed(evaluate, capsys, run, *more) for more in ((), other))
+    # Of five images a class, all five classes count as unknown now.
+    assert (usual["unknown_images"], measured["unknown_images"]) == (5, 25)
+    assert measured["cil_accuracy"] == usual["cil_accuracy"]
+    rows = {row["decision"]: row for row in printed(compare, capsys, run, *other)["rows"]}
+    assert rows[measured["decision"]]["unknown_auroc"] == measured["unknown"]["auroc"] != usual["unknown"]["auroc"]
+    assert evaluate([run, "--unknown", "nothing", "here"]) == 2
+    assert "dataset is 'nothing'; allowed:" in capsys.readouterr().err
+
+
 def test_a_table_and_a_plot(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "scores.png"
     assert compare([str(runs["none"]), "--out", str(picture)]) == 0

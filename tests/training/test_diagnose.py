@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from models.counting import capacity_used
 from models.network import Network
 from tests.helpers import (
     adam,
@@ -24,9 +26,17 @@ from tests.helpers import (
 )
 from tests.training.conftest import WholeRun
 from training import fit
+from training.bounds import Claim, claims
 from training.capacity import capacity, layer_use
 from training.diagnose import main
 from training.diagnosis import Confusion, TaskDiagnosis, confusions
+from training.evaluate import examine, open_run
+from training.prediction import Reading
+from training.sources import Sources
+from training.task_prediction import DEFINITIONS
+from training.theory import tempered_tp_bound
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +60,7 @@ def two_tasks(method: str) -> Network:
 
 def test_the_use_of_a_layer_by_hand() -> None:
     masks = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool()
-    found = layer_use("conv", masks)
+    found = layer_use("conv", iter(masks))
     assert (found.name, found.size) == ("conv", 5)
     assert found.used == pytest.approx((0.4, 0.4, 0.4))
     assert found.first_used == pytest.approx((0.4, 0.2, 0.0))
@@ -70,8 +80,7 @@ def test_hat_is_as_full_as_its_gates_say() -> None:
         assert layer.size == mask.channels
         assert layer.free == pytest.approx(1 - mask.taken.double().mean().item())
         assert layer.used == pytest.approx([len(mask.live(task)) / mask.channels for task in (0, 1)])
-    frozen = [part for layer in network.task_layers() for _, part in layer.frozen()]
-    assert found.frozen_weights == pytest.approx(torch.cat([part.flatten() for part in frozen]).double().mean().item())
+    assert found.frozen_weights == capacity_used(network)
     assert 0 < found.frozen_weights < 1
 
 
@@ -101,7 +110,8 @@ def test_confusions_are_counted_by_pair() -> None:
 
 
 def test_what_holds_a_task_back_is_what_costs_more() -> None:
-    task = TaskDiagnosis(10, 0.5, 0.9, 0.6, lost_to_wp=0.1, lost_to_tp=0.4, nats_wp=2.0, nats_tp=1.0, accepted=1.0)
+    nats = {"nats_wp": 2.0, "nats_tp": 1.0, "nats_cil": 3.0}
+    task = TaskDiagnosis(10, 0.5, 0.9, 0.6, lost_to_wp=0.1, lost_to_tp=0.4, **nats, accepted=1.0)
     assert task.held_back_by == "TP"
     assert replace(task, lost_to_wp=0.4).held_back_by == "WP"
     assert replace(task, cil_accuracy=1.0, lost_to_wp=0.0, lost_to_tp=0.0).held_back_by == "-"
@@ -116,7 +126,12 @@ def test_a_run_is_diagnosed(whole_run: WholeRun, tmp_path: Path, capsys: pytest.
     assert whole["cil_accuracy"] == measured["cil_accuracy"]
     assert whole["wp_accuracy"] - whole["lost_to_tp"] == pytest.approx(whole["cil_accuracy"])
     assert whole["tp_accuracy"] - whole["lost_to_wp"] == pytest.approx(whole["cil_accuracy"])
-    assert whole["nats_wp"] + whole["nats_tp"] == pytest.approx(measured["nats"]["cil"], abs=2e-6)
+    assert whole["nats_wp"] + whole["nats_tp"] == pytest.approx(whole["nats_cil"])
+    assert whole["nats_cil"] == pytest.approx(measured["nats"]["cil"], abs=2e-6)
+    assert [each["all"] for each in found["detectors"]] == pytest.approx(measured["nats"]["ood_per_task"], abs=2e-6)
+    assert [each["theorem"] for each in found["theorems"]] == ["1", "2 i", "2 ii", "3", "ext. i", "ext. ii"]
+    for each in found["theorems"]:
+        assert each["holds"] == each["images"] == measured["test_images"] >= each["useful"]
     assert sum(task["images"] for task in found["tasks"]) == measured["test_images"]
     wrong = round((1 - measured["cil_accuracy"]) * measured["test_images"])
     assert sum(pair["images"] for pair in found["class_confusions"]) == wrong
@@ -128,11 +143,69 @@ def test_a_run_is_diagnosed(whole_run: WholeRun, tmp_path: Path, capsys: pytest.
 def test_the_tables_fit_a_terminal(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(whole_run.folder)]) == 0
     said = capsys.readouterr().out
-    for words in ("back by", "tasks taken for", "classes taken for", "body.1.conv", "free"):
+    for words in ("back by", "H_OOD,k", "ext. ii", "tasks taken for", "classes taken for", "body.1.conv", "free"):
         assert words in said
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= 80
-    assert ("% of all weights are protected" in said) == (whole_run.method == "hat")
+    assert ("% of the weights that answer are protected" in said) == (whole_run.method == "hat")
+
+
+def test_a_bound_that_is_broken_or_of_no_use_is_counted() -> None:
+    found = Claim("1", "", np.array([0.1, 0.5, 2.0]), np.array([0.1, 0.4, np.inf]), guess=0.3).summary()
+    assert (found.images, found.holds, found.useful) == (3, 2, 1)
+    assert (found.measured_median, found.bound_mean, found.bound_median) == (0.5, None, 0.4)
+
+
+@pytest.mark.parametrize("tp", [None, *DEFINITIONS])
+def test_the_theorems_hold_by_every_reading_and_its_own_detectors(tp: str | None, whole_run: WholeRun) -> None:
+    run = open_run(whole_run.folder, CPU)
+    tested = examine(run, Sources(run.config), CPU, None if tp is None else Reading(tp))
+    assert all(claim.holds.all() for claim in claims(tested))
+    # What rises with P'_k, [n, tasks, classes of the task]: two tasks of two classes.
+    said = tested.outputs["logits"] if tp is not None else -tested.outputs["distances"]
+    said = said.astype(float).reshape(-1, 2, 2)
+    own = tested.tasks[:, None] == np.arange(2)
+    if tp == "softmax":
+        p_in = np.exp(said / 5).max(axis=2) / np.exp(said / 5).sum(axis=2)
+        wanted = -np.log(np.where(own, p_in, 1 - p_in))
+    else:
+        odds = said.max(axis=2)
+        wanted = np.logaddexp(0, np.where(own, -odds, odds))
+    np.testing.assert_allclose(tested.losses.ood, np.minimum(wanted, 708.4), rtol=1e-4)
+
+
+def test_exponents_are_those_of_the_extension(whole_run: WholeRun) -> None:
+    run = open_run(whole_run.folder, CPU)
+    tested = examine(run, Sources(run.config), CPU, Reading("power", taus=(0.5, 2.0)))
+    found = {claim.theorem: claim for claim in claims(tested)}
+    tau = np.array([0.5, 2.0])
+    assert found["ext. ii"].measured.tolist() == tested.losses.tp.tolist()
+    assert found["ext. ii"].bound == pytest.approx(tempered_tp_bound(tested.losses.ood, tested.tasks, tau))
+    assert not np.allclose(found["2 ii"].measured, tested.losses.tp)
+
+
+def test_every_image_has_its_losses_and_bounds_in_a_file(
+    whole_run: WholeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "losses.csv", tmp_path / "losses.npz"]
+    for file in files:
+        assert main([str(whole_run.folder), "--json", "--samples", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out.split("\n}\n")[0] + "}")
+    with files[0].open() as file:
+        rows = list(csv.DictReader(file))
+    arrays = np.load(files[1])
+    assert list(rows[0]) == list(arrays)
+    assert len(rows) == len(arrays["label"]) == found["whole"]["images"]
+    for name, value in (("h_wp", "nats_wp"), ("h_tp", "nats_tp"), ("h_cil", "nats_cil")):
+        assert arrays[name].mean() == pytest.approx(found["whole"][value])
+        assert [float(row[name]) for row in rows] == arrays[name].tolist()
+    assert arrays["h_ood_1"].mean() == pytest.approx(found["detectors"][1]["all"])
+    assert (arrays["theorem_3_measured"] <= arrays["theorem_3_bound"] + 1e-9).all()
+    assert main([str(whole_run.folder), "--samples", "/nowhere/losses.csv"]) == 2
+    assert "--samples /nowhere/losses.csv: cannot be written (No such file or directory)" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(whole_run.folder), "--samples", "losses.txt"])
+    assert "'losses.txt' ends in '.txt'; allowed: .csv, .npz" in capsys.readouterr().err
 
 
 def test_an_unfinished_run_cannot_be_diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ from training.metrics import (
     forgetting,
     mean_of,
     oscr,
+    right_within_task,
+    stages,
     task_auroc,
     task_of,
-    til_accuracy,
     unknown_metrics,
 )
 
@@ -47,13 +48,13 @@ def single_task_rule(validation_scores: list[float]) -> Rule:
 
 
 def test_accuracy_matrix_has_a_row_for_each_task_learned() -> None:
-    assert accuracy_matrix(OUTPUTS, RULE, CLASS_IDS) == [[1.0], [0.5, 0.5]]
+    assert accuracy_matrix(stages(OUTPUTS, RULE, CLASS_IDS)) == [[1.0], [0.5, 0.5]]
 
 
-def test_til_accuracy_is_told_the_task() -> None:
-    assert til_accuracy(OUTPUTS, RULE, CLASS_IDS) == 1.0
-    wrong = {**OUTPUTS, "logits": LOGITS[[1, 0, 2, 3]]}
-    assert til_accuracy(wrong, RULE, CLASS_IDS) == 0.5
+def test_right_within_the_task_is_told_the_task() -> None:
+    assert right_within_task(judge(OUTPUTS, RULE), RULE, CLASS_IDS).all()
+    wrong = judge({**OUTPUTS, "logits": LOGITS[[1, 0, 2, 3]]}, RULE)
+    assert right_within_task(wrong, RULE, CLASS_IDS).tolist() == [False, False, True, True]
 
 
 def test_task_of_a_class() -> None:
@@ -120,8 +121,8 @@ def test_fpr95_accepts_no_more_knowns_than_it_must() -> None:
 def test_a_task_without_test_images_is_not_measured() -> None:
     first = np.array([0, 1])
     outputs = {name: values[first] for name, values in OUTPUTS.items()}
-    assert accuracy_matrix(outputs, RULE, first) == [[1.0], [0.5, None]]
-    assert accuracy_matrix(OUTPUTS, RULE, np.array([2, 2, 2, 3]))[0] == [None]
+    assert accuracy_matrix(stages(outputs, RULE, first)) == [[1.0], [0.5, None]]
+    assert accuracy_matrix(stages(OUTPUTS, RULE, np.array([2, 2, 2, 3])))[0] == [None]
     assert forgetting([[None], [None, 0.5], [None, 0.25, 1.0]]) == 0.25
     scores = as_float([[0.1, 0.9, 0.5], [0.6, 0.3, 0.5]])
     assert task_auroc(scores, np.array([0, 1])) == [1.0, 1.0, None]
@@ -131,7 +132,8 @@ def test_a_task_without_test_images_is_not_measured() -> None:
 
 
 def test_accuracies_after_each_task() -> None:
-    accuracies = after_each_task(OUTPUTS, RULE, CLASS_IDS)
+    every = stages(OUTPUTS, RULE, CLASS_IDS)
+    accuracies = after_each_task(every, accuracy_matrix(every))
     assert accuracies == [
         {"cil_accuracy": 1.0, "til_accuracy": 1.0, "tp_accuracy": 1.0, "forgetting": 0.0},
         {"cil_accuracy": 0.5, "til_accuracy": 1.0, "tp_accuracy": 0.5, "forgetting": 0.5},
@@ -140,18 +142,20 @@ def test_accuracies_after_each_task() -> None:
 
 
 def test_the_average_leaves_out_what_could_not_be_tested() -> None:
-    accuracies = after_each_task({name: values[2:] for name, values in OUTPUTS.items()}, RULE, CLASS_IDS[2:])
+    every = stages({name: values[2:] for name, values in OUTPUTS.items()}, RULE, CLASS_IDS[2:])
+    accuracies = after_each_task(every, accuracy_matrix(every))
     assert accuracies[0]["cil_accuracy"] is None
     assert average_incremental_accuracy(accuracies) == accuracies[1]["cil_accuracy"] == 0.5
 
 
-def test_til_accuracy_is_that_of_a_decision_within_the_task() -> None:
+def test_right_within_the_task_is_what_a_decision_within_it_says() -> None:
     draw = np.random.default_rng(0)
     logits, class_ids = draw.normal(size=(50, 4)), draw.integers(0, 4, 50)
     outputs = {"logits": logits, "distances": -logits}
     given = [judge(outputs, RULE, given_task=task).class_id for task in range(2)]
     right = np.choose(task_of(class_ids, RULE), given) == class_ids
-    assert til_accuracy(outputs, RULE, class_ids) == right.mean() != 1.0
+    assert right_within_task(judge(outputs, RULE), RULE, class_ids).tolist() == right.tolist()
+    assert not right.all()
 
 
 def test_calibration_error_by_hand() -> None:

@@ -6,20 +6,30 @@ import base64
 import io
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from models.scores import DECISIONS
 from serving.bundle import ImageSpec
 from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
-from training import fit, report_page
+from training import fit, plots, report_page
+from training.checkpoint import read_config
 from training.datasets import SOURCES, Images, Source
+from training.evaluate import examine, open_run
 from training.history import HISTORY
+from training.prediction import Reading
 from training.report_page import PAGE, main
+from training.sources import Sources
+
+CPU = torch.device("cpu")
 
 
 class Reader(HTMLParser):
@@ -71,8 +81,11 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
         assert (f'<th class="words">{name}</th>' in page) == (not decision.corrected)
     assert f"python -m training.fit --method {whole_run.method} --out" in read.words
     assert (whole_run.folder / "config.json").read_text() in read.words
-    # Over time, held back, confusion, reliability, scores, ROC, two curves, room.
-    assert read.tags.count("svg") == 9
+    # Over time, held back, theorems, confusion, reliability, scores, ROC, two curves, room, use.
+    assert read.tags.count("svg") == 11
+    counted = {"hat": "units", "sup": "weights"}[whole_run.method]
+    assert f"% of each layer's {counted} that each task uses" in read.words
+    assert f"all of them hold on\n{measured['test_images']} of {measured['test_images']} images" in read.words
     assert not {"script", "link", "iframe", "object"} & set(read.tags)
     assert all(address.startswith(("data:", "#")) for address in read.addresses)
     assert not re.search(r"url\((?!#)", page)
@@ -100,11 +113,44 @@ def test_mistakes_are_shown_with_what_was_said(page: str, whole_run: WholeRun) -
         assert image.size == (8, 8)
 
 
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than all else."""
+    patch.setattr(plots, "svg", lambda name, *_, **__: f"<svg>{name}</svg>")
+
+
 def test_learning_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pictures(monkeypatch)
     monkeypatch.setattr(fit, "write_page", report_page.write_page)
     assert fit.main(["--out", str(tmp_path / "run")]) == 0
     written = (tmp_path / "run" / PAGE).read_text()
     assert written == page_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("tp", ["argmax", "softmax"])
+def test_another_reading_shows_the_p_values_that_it_decides_by(
+    tp: str, whole_run: WholeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_pictures(monkeypatch)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "scores", lambda *arguments: drawn.append(arguments))
+    monkeypatch.setitem(SOURCES, "noise", noise)
+    folder = tmp_path / "run"
+    shutil.copytree(whole_run.folder, folder)
+    assert main([str(folder), "--tp", tp, "--unknown", "noise", "here"]) == 0
+    ((known, unknown, line),) = drawn
+    tested = examine(open_run(folder, CPU), Sources(read_config(folder)), CPU, Reading(tp))
+    assert known == pytest.approx(-np.log10(tested.verdicts.p_value))
+    assert ((known > line) == ~tested.verdicts.known).all()
+    assert (len(unknown), min(known.min(), unknown.min()) >= 0) == (7, True)
+    words = Reader((folder / PAGE).read_text()).words
+    assert f"read by {tp}" in words
+    assert "p-value among validation images of all tasks" in words
+    assert "7 of classes never learned" in words
+
+
+def noise(spec: ImageSpec, data: str | None) -> Source:
+    images = Images(np.random.default_rng(0).integers(0, 256, (7, *spec.shape), dtype=np.uint8), np.array(["?"] * 7))
+    return Source(images, images, ("?",))
 
 
 def test_a_page_of_fewer_tasks_does_not_outlive_them(tmp_path: Path) -> None:

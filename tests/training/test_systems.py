@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from models.unit_mask import UnitMask
 from serving.bundle import ImageSpec, load_bundle
 from serving.runtime import Model
 from tests.helpers import FEATURES, adam, random_images, tiny_network, tiny_task
-from training import fit, study
+from training import fit, prediction, study
 from training.augment import Augmentation, standard_view
 from training.calibration import corrected
 from training.checkpoint import load, read_config
@@ -37,6 +38,17 @@ CE = replace(FEATURES, loss="ce")
 SYSTEMS = [("hat", "csi"), ("sup", "csi"), ("hat", "ce"), ("sup", "ce")]
 
 
+REAL_DIGITS = SOURCES["digits"]
+
+
+@cache
+def few_digits(*place: Any) -> Source:
+    """Those up to 4; of each the training images, and 20 test images."""
+    source, labels = REAL_DIGITS(*place), tuple("01234")
+    test = join([source.test.of([label]).at(np.arange(20)) for label in labels])
+    return Source(source.train.of(labels), test, labels)
+
+
 def toy_preset(patch: pytest.MonkeyPatch) -> None:
     """The digits up to 4, but few and small ones, seen by a small network for a short time."""
     digits = PRESETS["digits"]
@@ -46,14 +58,12 @@ def toy_preset(patch: pytest.MonkeyPatch) -> None:
     head = HeadLearning(epochs=2, batch_size=16, lr=2e-2)
     learning = replace(digits, image=image, network=network, features=features, head=head)
     patch.setitem(PRESETS, "digits", replace(learning, images_per_class=60, buffer=40, held_out=("4",)))
-    whole = SOURCES["digits"]
-
-    def few(*place: Any) -> Source:
-        source, labels = whole(*place), tuple("01234")
-        test = join([source.test.of([label]).at(np.arange(20)) for label in labels])
-        return Source(source.train.of(labels), test, labels)
-
-    patch.setitem(SOURCES, "digits", few)
+    patch.setitem(SOURCES, "digits", few_digits)
+    # Drawing the report takes longer than learning; test_report_page.py draws it.
+    patch.setattr(fit, "write_page", lambda *_: None)
+    # ODIN still has to choose.
+    patch.setattr(prediction, "TEMPERATURES", (1.0, 1000.0))
+    patch.setattr(prediction, "EPSILONS", (0.0, 0.004))
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +201,7 @@ def test_a_system_learns_the_digits(method: str, loss: str, studied: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in study.READINGS if name != study.SERVED])
-@pytest.mark.parametrize(("method", "loss"), [("sup", "csi"), ("hat", "ce")])
+@pytest.mark.parametrize(("method", "loss"), SYSTEMS)
 def test_a_run_is_read_in_every_way_without_learning_again(name: str, method: str, loss: str, studied: Path) -> None:
     folder = run_of(studied, method, loss)
     before = (folder / "checkpoint.safetensors").read_bytes()
@@ -277,9 +287,12 @@ def test_the_study_prints_a_row_for_each_system_and_prediction(
     predictions = ["served", "argmax", "argmax+c"]
     assert study.main(["--out", str(studied), "--seeds", "0", "--predictions", *predictions]) == 0
     lines = capsys.readouterr().out.splitlines()
+    shown = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    assert lines[0] + "\n" + lines[1] in shown
+    assert lines[15] + "\n" + lines[16] in shown
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:14]]
     assert rows == [[system_title(*system), name] for system in SYSTEMS for name in predictions]
-    assert [line.split("|")[1].strip() for line in lines[17:]] == ["HAT+CSI", "SUP+CSI", "HAT", "SUP"]
+    assert [line.split("|")[1].strip() for line in lines[17:]] == [system_title(*system) for system in SYSTEMS]
 
 
 def test_the_study_reads_all_that_there_is() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,40 +24,40 @@ from training.tasks import Batchable
 from training.together import Share
 
 ROOT = Path(__file__).parents[2]
-COMMAND = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.training.in_two"]
+Learned = dict[tuple[str, str], dict[str, Any]]
 
 
 class Both(NamedTuple):
-    """What each of two processes learned, and where they wrote."""
+    """What each of two processes learned, what this one learned alone, and where they all wrote."""
 
     folder: Path
-    learned: list[dict[tuple[str, str], dict[str, Any]]]
+    learned: list[Learned]
+    alone: Learned
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     folder = tmp_path_factory.mktemp("both")
-    with pytest.MonkeyPatch.context() as patch:
-        kill_at_save(patch, 7, written=True)
-        assert whole_run(folder / "begun", "hat") == 130
-    done = subprocess.run(
-        [sys.executable, *COMMAND, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)])
-
-
-@pytest.fixture(scope="module", params=METHODS)
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A method, and the run of a process alone."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    assert whole_run(folder, request.param) == 0
-    return request.param, folder
+    command = [sys.executable, "-m", "tests.training.in_two", str(folder)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) as two:
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at_save(patch, 7, written=True)
+            assert whole_run(folder / "begun", "hat") == 130
+        assert two.stdin is not None
+        two.stdin.write("begun\n")
+        two.stdin.flush()
+        alone = {case: learned(*case) for case in CASES}
+        for method in METHODS:
+            assert whole_run(folder / f"{method}-alone", method) == 0
+        _, said = two.communicate(timeout=300)
+    assert two.returncode == 0, said
+    return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)], alone)
 
 
 @pytest.mark.parametrize(("method", "backbone"), CASES)
 def test_losses_and_gradients_are_those_of_the_joint_batch(method: str, backbone: str, both: Both) -> None:
-    alone = learned(method, backbone)
+    alone = both.alone[method, backbone]
     one, other = (process[method, backbone] for process in both.learned)
     steps = len(alone["losses"])
     assert steps == len(one["losses"]) == 8
@@ -66,7 +68,9 @@ def test_losses_and_gradients_are_those_of_the_joint_batch(method: str, backbone
     wanted = alone["gradients"][: len(alone["gradients"]) // steps]
     largest = max(float(gradient.abs().max()) for gradient in wanted)
     for got, gradient in zip(one["gradients"], wanted, strict=False):
-        torch.testing.assert_close(got, gradient, rtol=0, atol=1e-5 * max(1, largest))
+        # Of float32: the worst is a bias whose gradient is a small rest of large terms.
+        allowed = min(1e-5 * max(1, largest), 3e-4 * float(gradient.abs().max()))
+        torch.testing.assert_close(got, gradient, rtol=0, atol=allowed)
     assert sum(bool(gradient.any()) for gradient in wanted) > len(wanted) / 2
 
 
@@ -78,9 +82,9 @@ def test_both_processes_have_the_same_network_and_forget_nothing(method: str, ba
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-def test_a_whole_run_ends_as_that_of_one_process(alone: tuple[str, Path], both: Both) -> None:
-    method, folder = alone
-    assert_close_runs(both.folder / f"{method}-0", folder)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_whole_run_ends_as_that_of_one_process(method: str, both: Both) -> None:
+    assert_close_runs(both.folder / f"{method}-0", both.folder / f"{method}-alone")
     assert (both.folder / f"{method}-0" / "metrics.json").exists()
 
 
@@ -88,25 +92,34 @@ def test_only_the_first_process_writes(both: Both) -> None:
     assert not list(both.folder.glob("*-1"))
 
 
-def test_a_run_that_one_process_began_is_resumed_by_two(alone: tuple[str, Path], both: Both) -> None:
-    method, folder = alone
-    if method == "hat":
-        assert_close_runs(both.folder / "begun", folder)
+def test_a_run_that_one_process_began_is_resumed_by_two(both: Both) -> None:
+    assert_close_runs(both.folder / "begun", both.folder / "hat-alone")
 
 
-def assert_close_runs(got: Path, wanted: Path) -> None:
-    assert load(got).progress.task == load(wanted).progress.task == 2
-    mine, theirs = run_tensors(got), run_tensors(wanted)
+def assert_close_runs(got: Path, wanted_run: Path) -> None:
+    assert load(got).progress.task == load(wanted_run).progress.task == 2
+    mine, theirs = run_tensors(got), run_tensors(wanted_run)
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
         # The basis of a space has no sign of its own, nor has what lies along it.
         if name.endswith((".basis", ".axes", ".scales", ".shifts")):
             continue
-        found = mine[name]
-        if name.endswith(".turned"):
-            # Which of the directions that hardly vary are the residual's is for rounding to say.
-            found, value = (said[[part != "residual" for part in INGREDIENTS]] for said in (found, value))
-        torch.testing.assert_close(found.float(), value.float(), rtol=1e-3, atol=1e-3, msg=name)
+        for part, found, wanted in parts_of(name, mine[name].float(), value.float()):
+            # Shallow scores are squared distances of hundreds: near 0 they are the rest of large terms.
+            allowed = max(1e-3, 1e-4 * float(wanted.abs().max())) if part == "shallow" else 1e-3
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=allowed, msg=f"{name} {part}")
+
+
+def parts_of(name: str, found: Tensor, wanted: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Of what detectors remember each ingredient, of anything else the whole."""
+    if name.endswith(".memory"):
+        yield from zip(INGREDIENTS, found, wanted, strict=True)
+    elif name.endswith(".turned"):
+        # Which of the directions that hardly vary are the residual's is for rounding to say.
+        chosen = [part != "residual" for part in INGREDIENTS]
+        yield "", found[chosen], wanted[chosen]
+    else:
+        yield "", found, wanted
 
 
 def test_shares_cover_a_batch_once_and_are_empty_where_it_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
