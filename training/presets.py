@@ -41,7 +41,7 @@ def _paper_features(first: float, later: float, epochs: int = 700, batch_size: i
 
 
 PAPER_HEAD = HeadLearning(epochs=100, batch_size=128, lr=0.1, optimizer="sgd", milestones=(0.6, 0.75, 0.9))
-"""The paper's step 2: SGD, with a tenth of the learning rate after 60, 75 and 90 of 100 epochs."""
+"""The paper's step 2: SGD without momentum, with a tenth of the learning rate after 60, 75 and 90 of 100 epochs."""
 
 PAPER_LINKS = 32.0
 """The paper's "sparsity 32" of Sup: its table of parameters follows from so many weights a unit, and from no share."""

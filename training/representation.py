@@ -56,7 +56,9 @@ def learn_features(
         for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
-            sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness)
+            # One batch is first and last at once: there the epochs of the task take the place of an epoch's batches.
+            position = batch / (count - 1) if count > 1 else epoch / max(how.epochs - 1, 1)
+            sharpness = sharpness_at(position, how.max_sharpness)
             loss = _loss(network, task, images, classes, share, how, views, sharpness, batch)
             total += loss.detach().double() * share.total
             if masks:
