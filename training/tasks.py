@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,11 @@ from torch import Tensor
 from training.config import RunConfig, Tasks
 from training.datasets import DataError, Images, Source
 from training.device import has_room
+
+_LABEL = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^,;]*?))\s*([,;]|$)')
+"""A label in double quotes, doubled within, or one without commas and semicolons; and what comes after it."""
+LEAST_TAUGHT, LEAST_TESTED = 2, 1
+"""Images that each class needs: one to train and one to validate with, and one to test on."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,14 @@ def to_device(pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
 
 
 def parse_tasks(text: str) -> Tasks:
-    """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck"))."""
-    tasks = tuple(tuple(label.strip() for label in part.split(",") if label.strip()) for part in text.split(";"))
-    return tuple(task for task in tasks if task)
+    """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck")); a label with a comma stands in double quotes."""
+    tasks: list[list[str]] = [[]]
+    for quoted, plain, after in _LABEL.findall(text):
+        if label := quoted.replace('""', '"') or plain.strip():
+            tasks[-1].append(label)
+        if after == ";":
+            tasks.append([])
+    return tuple(tuple(task) for task in tasks if task)
 
 
 def in_tasks_of(classes: Sequence[str], size: int) -> Tasks:
@@ -82,6 +94,18 @@ def check_classes(tasks: Tasks, source: Source) -> None:
     missing = [label for task in tasks for label in task if label not in source.classes]
     if missing:
         raise DataError(f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(source.classes)}")
+
+
+def too_few(source: Source, config: RunConfig, task: int) -> list[str]:
+    """Which classes of a task have too few images to train, to validate and to test with, and how many they have."""
+    if source.validation is not None:
+        return []  # dealt out already, some to each
+    taught, tested = (Counter(images.labels.tolist()) for images in (source.train, source.test))
+    return [
+        f"{label!r} of task {task} has {taught[label]} to learn from and {tested[label]} to test on"
+        for label in config.tasks[task]
+        if taught[label] < LEAST_TAUGHT or tested[label] < LEAST_TESTED
+    ]
 
 
 def check_new(tasks: Tasks, config: RunConfig) -> None:

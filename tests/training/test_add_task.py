@@ -167,6 +167,7 @@ def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whol
         (["--add-task", "three,three"], "each class belongs to one task; given twice: three"),
         (["--add-task", "three,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--add-task", " ; "], "every task needs at least one class"),
+        (["--add-task", ""], "every task needs at least one class"),
         (["--add-task", "three", "--data", "/nowhere"], "/nowhere: no such folder"),
         (["--add-task", "three", "--resume"], "--resume and --add-task do not go together; allowed: one of them"),
         (["--add-task", "three", "--seed", "1"], "config.json says: leave out --seed"),

@@ -218,7 +218,13 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
         (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
         (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),
+        (["--tasks", ""], "every task needs at least one class"),
+        (["--tasks", "zero", "--classes-per-task", "1"], "--tasks and --classes-per-task do not go together"),
+        (["--seed", "-1"], "seed is -1; allowed: 0 or more"),
+        (["--size", "7"], "size is 7; allowed: 8 or more pixels"),
+        (["--width", "0"], "width is 0; allowed: 1 or more channels"),
         (["--resume"], "not a run"),
+        (["--add-task", ""], "not a run"),
     ],
 )
 def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
@@ -240,11 +246,6 @@ def test_resuming_with_other_settings_is_refused(whole_run: WholeRun, capsys: py
 def test_a_choice_that_is_not_there_is_a_usage_error(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path / "run", *arguments)
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    killed_run(tmp_path / "run", "hat", 1)
-    assert "go on with the same command and --resume" in capsys.readouterr().err
 
 
 def test_tasks_of_the_command_line_are_learned_and_the_rest_is_unknown(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ CPU = torch.device("cpu")
         (" cat , dog ;ship;", (("cat", "dog"), ("ship",))),
         ("red panda", (("red panda",),)),
         (" ; , ;", ()),
+        ("", ()),
+        ('"salt, pepper",dog; "a;b" , "say ""hi"""', (("salt, pepper", "dog"), ("a;b", 'say "hi"'))),
+        ('5" nail, "old" car', (('5" nail', '"old" car'),)),
     ],
 )
 def test_tasks_on_the_command_line(text: str, tasks: tuple[tuple[str, ...], ...]) -> None:
