@@ -85,8 +85,10 @@ def kind_of(dataset: str, data: str | None) -> str:
     """
     if data is None:
         return dataset
+    if dataset not in NEEDS_PLACE:
+        return "folder"
     is_place = any((Path(data) / name).exists() for name in OWN_NAMES) or not _subfolders(Path(data))
-    return dataset if dataset in NEEDS_PLACE and is_place else "folder"
+    return dataset if is_place else "folder"
 
 
 def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:

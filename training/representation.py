@@ -23,10 +23,11 @@ from training.together import Share, add_up_gradients, own_draws
 
 def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor, Share]]:
     """The data once, in random order: images in [0, 1] and classes, of each batch the share of this process."""
-    for index in torch.randperm(len(data)).split(size):
-        share = Share.of(len(index))
-        index = index[share.rows].to(data.pixels.device)
-        yield data.images(index), data.local_classes[index], share
+    parts = torch.randperm(len(data)).split(size)
+    shares = [Share.of(len(part)) for part in parts]
+    own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
+    for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
+        yield images, data.local_classes[index], share
 
 
 def sharpness_at(position: float, maximum: float) -> float:

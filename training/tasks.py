@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +41,40 @@ class Batchable:
 
     def images(self, index: Tensor | slice) -> Tensor:
         """Some of them as floats in [0, 1], on the device."""
+        return to_unit(self._fetched(index))
+
+    def in_turn(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+        """`images` of one batch after another; what stayed behind is fetched while the batch before is learned."""
+        if self.pixels.device == self.device:
+            yield from map(self.images, indices)
+            return
+        beside = side_stream(self.device)
+        ahead: tuple[Tensor, torch.cuda.Event | None] | None = None
+        for index in indices:
+            with torch.cuda.stream(beside):
+                fetched = self._fetched(index)
+                arrival = None if beside is None else beside.record_event()
+            if ahead is not None:
+                yield self._arrived(*ahead)
+            ahead = fetched, arrival
+        if ahead is not None:
+            yield self._arrived(*ahead)
+
+    def _fetched(self, index: Tensor | slice) -> Tensor:
         chosen = self.pixels[index]
         if chosen.device != self.device:
             # From pinned memory the copy runs beside what the GPU has still to do.
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
-        return to_unit(chosen)
+        return chosen
+
+    def _arrived(self, fetched: Tensor, arrival: torch.cuda.Event | None) -> Tensor:
+        """What was fetched on a stream of its own, for the one that learns to use."""
+        if arrival is not None:
+            learning = torch.cuda.current_stream(self.device)
+            learning.wait_event(arrival)
+            # Until that one is done with it, its memory is not to be given to the next batch.
+            fetched.record_stream(learning)
+        return to_unit(fetched)
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,11 @@ class TaskData:
     @property
     def classes(self) -> int:
         return len(self.labels)
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Where a GPU copies beside what it computes; other devices have no such thing."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def to_unit(pixels: Tensor) -> Tensor:

@@ -233,6 +233,18 @@ def test_a_folder_of_other_classes_is_refused_by_name(
     assert "no images of 'four'; the data has: three" in capsys.readouterr().err
 
 
+def test_a_new_class_that_is_too_small_is_refused_before_anything_changes(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "more", ("three", "four"))
+    for path in sorted((folder / "train" / "four").iterdir())[1:]:
+        path.unlink()
+    before = files(copied)
+    assert run(copied, "--add-task", "three; four", "--data", str(folder)) == 2
+    assert "too few images: 'four' of task 3 has 1 to learn from and 5 to test on" in capsys.readouterr().err
+    assert files(copied) == before
+
+
 def test_images_that_are_gone_are_said_and_left_out(
     copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,7 @@ from tests.helpers import (
     tiny_task,
     use_tiny_preset,
 )
-from tests.helpers_serving import ROOT
+from tests.helpers_process import die_at_call, ended, forks
 from training import fit
 from training.buffer import Buffer, keep_some, quota
 from training.checkpoint import load
@@ -171,34 +169,16 @@ def test_every_task_leaves_a_correction_for_all_tasks_so_far(kept_run: Path) -> 
     assert json.loads((kept_run / "config.json").read_text())["buffer"] == SIZE
 
 
-KILLED = """
-import os, signal, sys
-import pytest
-from tests.helpers import use_tiny_preset
-from training import fit
-
-use_tiny_preset(pytest.MonkeyPatch())
-real, calls = fit.keep_some, 0
-
-def keep_some(*arguments):
-    global calls
-    calls += 1
-    buffer = real(*arguments)
-    if calls == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return buffer
-
-fit.keep_some = keep_some
-sys.exit(fit.main(sys.argv[1:]))
-"""
-"""Dies when the second task's images are chosen and nothing of that is written."""
-
-
+@forks
 def test_a_run_killed_with_signal_9_keeps_the_same_images(kept_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, "--out", str(folder), "--buffer", str(SIZE)]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+
+    def learn_and_die() -> None:
+        # The second task's images are chosen, and nothing of that is written.
+        die_at_call(fit, "keep_some", 2, after=True)
+        fit.main(["--out", str(folder), "--buffer", str(SIZE)])
+
+    assert ended(learn_and_die) == -signal.SIGKILL
     half = load(folder).buffer()
     assert half is not None
     assert counts(half) == [5, 4]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from tests.helpers import (
     tiny_run,
     use_tiny_preset,
 )
-from tests.helpers_serving import ROOT
+from tests.helpers_process import die_at_call, ended, forks
 from tests.training.conftest import WholeRun
-from training import fit
+from training import fit, representation
 from training.checkpoint import CURRENT, PREVIOUS, load
 from training.evaluate import main as evaluate
 from training.history import Epoch, History
@@ -121,33 +119,16 @@ def test_a_run_killed_twice_ends_the_same(whole_run: WholeRun, tmp_path: Path) -
     assert_same_run(folder, whole_run.folder)
 
 
-KILLED = """
-import os, signal, sys
-import pytest
-from tests.helpers import use_tiny_preset
-from training import fit, representation
-
-use_tiny_preset(pytest.MonkeyPatch())
-real, steps = representation.supervised_contrastive, 0
-
-def loss(*arguments):
-    global steps
-    steps += 1
-    if steps == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-
-representation.supervised_contrastive = loss
-sys.exit(fit.main(sys.argv[1:]))
-"""
-"""Two batches make an epoch and two epochs a task: step 8 is in the middle of the second task's last epoch."""
-
-
+@forks
 def test_a_process_killed_with_signal_9_in_the_middle_of_an_epoch_goes_on(whole_run: WholeRun, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, "--out", str(folder), "--method", whole_run.method]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+
+    def learn_and_die() -> None:
+        # Two batches make an epoch and two epochs a task: the middle of the second task's last epoch.
+        die_at_call(representation, "supervised_contrastive", 8)
+        run(folder, "--method", whole_run.method)
+
+    assert ended(learn_and_die) == -signal.SIGKILL
     progress = load(folder).progress
     assert (progress.task, progress.phase, progress.epoch) == (1, "features", 1)
     assert run(folder, "--resume") == 0

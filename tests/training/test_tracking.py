@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.helpers import kill_at_save, use_tiny_preset
+from tests.helpers import TINY_PRESET, kill_at_save, use_tiny_preset
 from training import fit, tracking
 from training.checkpoint import Progress, read_config
+from training.config import Lesson, RunConfig
 from training.history import Epoch, History
-from training.tracking import MLflow, Tracking, curve_of, scalars
+from training.tracking import TRACKERS, Kind, MLflow, Tracking, curve_of, scalars
 
+OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
 CURVES = {f"loss/task{task}/{phase}": [1, 2] for task in (0, 1) for phase in ("features", "head")}
 
 
@@ -73,6 +76,49 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     assert found.info.status == "FINISHED"
     assert found.data.params == {"preset": "digits", "method": "hat", "seed": "0"}
     assert found.data.metrics["unknown/oscr"] == measured["unknown"]["oscr"]
+
+
+class Failing:
+    """A tracker that works for one epoch, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def epoch(self, epoch: Epoch) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            raise ConnectionError("the server is gone")
+
+    def measured(self, result: Mapping[str, Any]) -> None:
+        raise AssertionError("it was left")
+
+
+def test_a_tracker_that_fails_is_left_and_learning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    monkeypatch.setitem(TRACKERS, "mlflow", Kind(lambda *_: failing, ()))
+    kept = Tracking(tmp_path, OLD, ["mlflow"])
+    kept.begin(Progress(), ["learn"])
+    for number in (1, 2, 3):
+        kept.epoch(Epoch(0, "features", number, 0.5, 0.1))
+    kept.measured({})
+    assert failing.asked == 2
+    assert caplog.text.count("--log mlflow failed and is left for now (ConnectionError: the server is gone)") == 1
+    assert [epoch.epoch for epoch in History(tmp_path).epochs] == [1, 2, 3]
+
+
+def test_a_tracker_that_cannot_begin_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise ConnectionError("no server")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", Kind(refuse, ()))
+    kept = Tracking(tmp_path, OLD, ["mlflow"])
+    kept.begin(Progress(), ["learn"])
+    kept.epoch(Epoch(0, "features", 1, 0.5, 0.1))
+    assert caplog.text.count("--log mlflow failed") == 1
 
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
