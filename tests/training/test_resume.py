@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -135,13 +136,13 @@ def test_a_process_killed_with_signal_9_in_the_middle_of_an_epoch_goes_on(whole_
     assert_same_run(folder, whole_run.folder)
 
 
-@pytest.mark.parametrize("number", [1, 7])
-def test_momentum_survives_too(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_momentum_survives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiny_preset(monkeypatch, optimizer="lars")
     assert run(tmp_path / "whole") == 0
-    folder = killed_run(tmp_path / "run", "hat", number)
-    assert run(folder, "--resume") == 0
-    assert_same_run(folder, tmp_path / "whole")
+    for number in (1, 7):
+        folder = killed_run(tmp_path / f"killed after {number}", "hat", number)
+        assert run(folder, "--resume") == 0
+        assert_same_run(folder, tmp_path / "whole")
 
 
 def killed_between_the_renames_of_a_save(folder: Path) -> Path:
@@ -165,8 +166,8 @@ def test_a_run_killed_in_the_middle_of_a_save_is_not_overwritten(tmp_path: Path)
     assert run(folder) == 2
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    folder = tiny_run(tmp_path / "run", "hat")
+def test_resuming_a_finished_run_changes_nothing(whole_run: WholeRun, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole_run.folder, tmp_path / "run"))
     checkpoint, measured = (folder / CURRENT).read_bytes(), metrics(folder)
     assert run(folder, "--resume") == 0
     assert (folder / CURRENT).read_bytes() == checkpoint

@@ -16,7 +16,7 @@ from tests.helpers import TINY_PRESET, kill_at_save, use_tiny_preset
 from training import fit, tracking
 from training.checkpoint import Progress, read_config
 from training.config import Lesson, RunConfig
-from training.history import Epoch, History
+from training.history import HISTORY, Epoch, History
 from training.tracking import TRACKERS, Kind, MLflow, Tracking, curve_of, scalars
 
 OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
@@ -137,12 +137,12 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_learned(
 
 
 def test_without_trackers_there_is_the_history(tmp_path: Path) -> None:
-    assert fit.main(["--out", str(tmp_path / "run")]) == 0
-    kept = Tracking(tmp_path / "run", read_config(tmp_path / "run"))
-    kept.begin(Progress(task=1, epoch=1), ["learn"])
-    kept.epoch(Epoch(1, "features", 2, 0.5, 0.1))
-    assert History(tmp_path / "run").epochs[-1].loss == 0.5
-    assert {path.name for path in (tmp_path / "run").iterdir()} & {"tensorboard", "mlflow"} == set()
+    kept = Tracking(tmp_path, OLD)
+    kept.begin(Progress(), ["learn"])
+    kept.epoch(Epoch(0, "features", 1, 0.5, 0.1))
+    kept.measured({})
+    assert History(tmp_path).epochs[-1].loss == 0.5
+    assert [path.name for path in tmp_path.iterdir()] == [HISTORY]
 
 
 def test_scalars_are_the_numbers_among_metrics() -> None:
