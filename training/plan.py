@@ -10,6 +10,7 @@ from pathlib import Path
 from training.checkpoint import RunError, load, read_config, started
 from training.config import LOSSES, METHODS, Lesson, RunConfig
 from training.datasets import DataError, kind_of, load_source
+from training.history import without_secrets
 from training.presets import PRESETS, choose_preset
 from training.sources import Sources
 from training.tasks import LEAST_TAUGHT, LEAST_TESTED, check_classes, check_new, in_tasks_of, parse_tasks, too_few
@@ -162,15 +163,19 @@ def how_to_go_on(plan: Plan | None, chosen: argparse.Namespace) -> str:
     if plan is None or not is_written:
         return "nothing was learned yet: give the same command again"
     words = ["python", "-m", "training.fit", "--out", str(plan.folder), "--resume"]
-    # Where the images are is written down, unless they were given anew to go on with.
+    # Where the images are is written down, but not where else they were looked for to go on, nor a password.
     if chosen.resume and chosen.data:
         words += ["--data", chosen.data]
+    if chosen.quarantine and (chosen.resume or without_secrets(chosen.quarantine) != chosen.quarantine):
+        words += [
+            "--quarantine",
+            without_secrets(chosen.quarantine),
+            *(["--images", chosen.images] if chosen.images else []),
+        ]
     words += [word for name in chosen.log for word in ("--log", name)]
     if chosen.publish:
         words += ["--publish", str(chosen.publish)]
-    # Of a quarantine the password is not written down, and not shown.
-    again = plan.quarantine is not None and plan.quarantine != address_of(plan.config.lessons[-1])
-    return f"go on with: {shlex.join(words)}{' --quarantine URL, as before' if again else ''}"
+    return f"go on with: {shlex.join(words)}"
 
 
 def _place(data: str | None) -> str | None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers import kill_at_save, run_tensors, use_tiny_preset
+from tests.helpers import TINY_PRESET, kill_at_save, run_tensors, use_tiny_preset
 from training import fit
-from training.checkpoint import CURRENT, load, read_config
-from training.plan import make_parser, make_plan
+from training.checkpoint import CURRENT, load, read_config, write_config
+from training.config import Lesson, RunConfig
+from training.plan import Plan, how_to_go_on, make_parser, make_plan
 from training.report import Reporter
+from training.sources import Sources
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +91,25 @@ def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path, capsys: pytest.C
     assert words == ["--out", str(run), "--resume", "--data", str(moved)]
     stopped(*words)
     assert load(run).progress.phase == "head", "a save a command: two epochs, and the end of the features"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ("--quarantine sqlite:///q.db --publish shelf", "--publish shelf"),
+        (
+            "--quarantine postgresql://ann:secret@db/q --images s3",
+            "--quarantine 'postgresql://ann:***@db/q' --images s3",
+        ),
+        ("--resume --quarantine sqlite:///q.db", "--quarantine sqlite:///q.db"),
+    ],
+)
+def test_the_command_that_goes_on_has_what_is_written_nowhere(arguments: str, more: str, tmp_path: Path) -> None:
+    config = RunConfig(TINY_PRESET, 0, (Lesson((("zero",),), "tiny"),))
+    plan = Plan(tmp_path, config, Sources(config))
+    write_config(tmp_path, config)
+    said = how_to_go_on(plan, make_parser("").parse_args(shlex.split(arguments)))
+    assert said == f"go on with: python -m training.fit --out {tmp_path} --resume {more}"
 
 
 def test_what_had_not_begun_is_to_be_given_again(
