@@ -114,6 +114,8 @@ class RunConfig:
     """How many training images are kept to correct tasks by (the paper's +c); 0: none is stored."""
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; allowed: 0 or more")
         if self.buffer < 0:
             raise ValueError(f"buffer is {self.buffer}; allowed: 0 or more images")
         labels = self.labels

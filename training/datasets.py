@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,16 @@ from PIL import Image
 
 from serving.bundle import ImageSpec
 from serving.errors import RequestError
-from serving.preprocess import decode, to_pixels
+from serving.preprocess import Limits, decode, to_pixels
 
 TEST_SHARE = 0.25
 SPLIT_SEED = 0
 """What is held out for testing depends on neither seed nor method, so that runs can be compared."""
+
+PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
+"""What is taught comes from no stranger: any camera's photograph will do, up to what Pillow itself takes for a bomb."""
+TEST_FOLDERS = ("test", "val", "validation")
+"""Which folder beside train/ is tested on: the first that is there."""
 
 log = logging.getLogger(__name__)
 
@@ -68,18 +74,21 @@ class Source:
     classes: tuple[str, ...]
     validation: Images | None = None
     """Where the source itself holds them out; else a share of the training images is."""
+    never_taught: tuple[str, ...] = ()
+    """Classes that have test images only: unknown, whatever is learned."""
 
 
 def kind_of(dataset: str, data: str | None) -> str:
-    """What lies at `data`, for a preset of a data set: that data set, or anyone's class folders."""
-    if data is None or dataset == "folder":
+    """What lies at `data`, for a preset of a data set: that data set, or anyone's class folders.
+
+    A folder is a place for data sets if it is empty or holds one, be it another than the one that is wanted.
+    """
+    if data is None:
         return dataset
-    inside = OWN_FOLDERS.get(dataset, ())
-    return dataset if inside and (_holds(Path(data), inside) or not _subfolders(Path(data))) else "folder"
-
-
-def _holds(root: Path, names: Iterable[str]) -> bool:
-    return any((root / name).exists() for name in names)
+    if dataset not in NEEDS_PLACE:
+        return "folder"
+    is_place = any((Path(data) / name).exists() for name in OWN_NAMES) or not _subfolders(Path(data))
+    return dataset if is_place else "folder"
 
 
 def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:
@@ -125,26 +134,36 @@ def _published(which: Published, spec: ImageSpec, data: str | None) -> Source:
     root = Path(data or "data")
     parts, labels = [], which.labels
     for train in (True, False):
-        try:
-            part = getattr(datasets, which.name)(root, train=train, download=not (root / which.folder).is_dir())
-        except (OSError, RuntimeError) as error:
-            raise DataError(_not_there(which.name, root / which.folder, error)) from error
+        with _told_if_absent(which.name, root / which.folder):
+            # Downloads only what is not whole there.
+            part = getattr(datasets, which.name)(root, train=train, download=True)
         labels = labels or tuple(part.classes)
         pixels = np.stack([to_pixels(Image.fromarray(np.asarray(image)), spec) for image in part.data])
         parts.append(Images(pixels, np.array(labels)[np.asarray(part.targets)]))
     return Source(parts[0], parts[1], labels)
 
 
-def _not_there(name: str, folder: Path, error: Exception) -> str:
-    return (
-        f"{name} is not whole in {folder} and could not be downloaded ({error}); unpack it there, give the folder "
-        f"above it with --data, or run where there is a network"
-    )
+@contextmanager
+def _told_if_absent(name: str, folder: Path) -> Iterator[None]:
+    """A data set that can be neither read nor downloaded is a DataError, and leaves no empty folder behind."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise DataError(
+            f"{name} is not whole in {folder} and could not be downloaded ({error}); unpack it there, give the folder "
+            f"above it with --data, or run where there is a network"
+        ) from error
 
 
 TINY_IMAGENET = "tiny-imagenet-200"
 TINY_IMAGENET_URL = f"http://cs231n.stanford.edu/{TINY_IMAGENET}.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+TINY_IMAGENET_LISTS = ("wnids.txt", "words.txt", "val/val_annotations.txt")
+"""Where one of these is missing, it was not unpacked to its end."""
 
 
 def _tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
@@ -156,11 +175,9 @@ def _tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
 
     root = Path(data or "data")
     folder = root if (root / "wnids.txt").is_file() else root / TINY_IMAGENET
-    if not folder.is_dir():
-        try:
+    if folder != root and not all((folder / name).is_file() for name in TINY_IMAGENET_LISTS):
+        with _told_if_absent("Tiny-ImageNet", folder):
             download_and_extract_archive(TINY_IMAGENET_URL, str(root), md5=TINY_IMAGENET_MD5)
-        except (OSError, RuntimeError) as error:
-            raise DataError(_not_there("Tiny-ImageNet", folder, error)) from error
     names = _words(folder)
     train = [(file, name) for wnid, name in names.items() for file in _entries(folder / "train" / wnid / "images")]
     rows = [line.split("\t")[:2] for line in _lines(folder / "val" / "val_annotations.txt")]
@@ -189,7 +206,7 @@ def _read_files(files: Sequence[tuple[Path, str]], spec: ImageSpec) -> Images:
     pixels = np.empty((len(files), *spec.shape), np.uint8)
     for place, (file, _) in enumerate(files):
         try:
-            pixels[place] = to_pixels(decode(file.read_bytes()), spec)
+            pixels[place] = to_pixels(decode(file.read_bytes(), PHOTOS), spec)
         except (RequestError, OSError) as error:
             raise DataError(f"{file}: {error}") from error
     return Images(pixels, np.array([label for _, label in files]))
@@ -202,25 +219,38 @@ def _folder(spec: ImageSpec, data: str | None) -> Source:
     root = Path(data)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give the one with the class folders with --data FOLDER")
-    if (root / "train").is_dir():
-        train = read_folder(root / "train", spec)
-        if (root / "test").is_dir():
-            test = read_folder(root / "test", spec)
-        else:
-            train, test = _split_classes(train)
-    else:
-        train, test = _split_classes(read_folder(root, spec))
-    classes = sorted(set(train.labels.tolist()))
-    if untested := sorted(set(classes) - set(test.labels.tolist())):
-        raise DataError(f"{root / 'test'}: no image of {', '.join(untested)}; every class of train/ needs some")
-    return Source(train, test, tuple(classes))
+    taught = root / "train"
+    if not taught.is_dir():
+        return _split_classes(read_folder(root, spec))
+    tested = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
+    if not tested:
+        return _split_classes(read_folder(taught, spec))
+    if tested[0].name != TEST_FOLDERS[0]:
+        log.info("%s: there is no test/, so %s/ is tested on", root, tested[0].name)
+    for unused in tested[1:]:
+        log.info("%s is not used: a share of train/ is held out to validate with", unused)
+    return _taught_and_tested(read_folder(taught, spec), read_folder(tested[0], spec), tested[0])
 
 
-def _split_classes(images: Images) -> tuple[Images, Images]:
+def _taught_and_tested(train: Images, test: Images, tested: Path) -> Source:
+    """Classes are those of train/; what only the folder of test images has is unknown."""
+    classes, others = set(train.labels.tolist()), set(test.labels.tolist())
+    if untested := sorted(classes - others):
+        raise DataError(f"{tested}: no image of {', '.join(untested)}; every class of train/ needs some")
+    if never_taught := sorted(others - classes):
+        log.info("%s: train/ has no %s, so these are tested on as unknown", tested, ", ".join(never_taught))
+    return Source(train, test, tuple(sorted(classes)), never_taught=tuple(never_taught))
+
+
+def _split_classes(images: Images) -> Source:
     """Each class on its own: folders that join later must not move an old class's test images into its training."""
-    parts = [images.of([label]).split(TEST_SHARE, SPLIT_SEED) for label in np.unique(images.labels)]
+    classes = tuple(np.unique(images.labels).tolist())
+    own = [images.of([label]) for label in classes]
+    # The only image of a class is tested on, where it may still be an unknown.
+    nothing = images.at(np.arange(0))
+    parts = [each.split(TEST_SHARE, SPLIT_SEED) if len(each) > 1 else (nothing, each) for each in own]
     train, test = (join(column) for column in zip(*parts, strict=True))
-    return train, test
+    return Source(train, test, classes)
 
 
 def join(parts: Sequence[Images]) -> Images:
@@ -238,7 +268,7 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
             if not file.is_file():
                 continue
             try:
-                pixels.append(to_pixels(decode(file.read_bytes()), spec))
+                pixels.append(to_pixels(decode(file.read_bytes(), PHOTOS), spec))
             except (RequestError, OSError) as error:
                 skipped += 1
                 log.warning("skipped %s: %s", file, error)
@@ -272,8 +302,7 @@ SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {
     "folder": _folder,
 }
 
-OWN_FOLDERS: dict[str, tuple[str, ...]] = {
-    **{name: (which.folder.split("/")[0],) for name, which in PUBLISHED.items()},
-    "tinyimagenet": (TINY_IMAGENET, "wnids.txt"),
-}
-"""What tells that a data set lies in a folder, or has room in it, rather than anyone's class folders."""
+NEEDS_PLACE = (*PUBLISHED, "tinyimagenet")
+"""The data sets that lie, or shall lie, in a folder."""
+OWN_NAMES = (*(which.folder.split("/")[0] for which in PUBLISHED.values()), TINY_IMAGENET, "wnids.txt")
+"""What tells that a folder holds data sets as they are published, rather than anyone's classes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from training.device import choose_device, describe, prepare
 from training.evaluate import examine, measure, open_run
 from training.history import Epoch
 from training.optimizers import make_optimizer
-from training.plan import Plan, make_parser, make_plan
+from training.plan import Plan, how_to_go_on, make_parser, make_plan
 from training.prediction import learned_logits
 from training.publish import PublishError, mark_learned, publish
 from training.randomness import seed_everything
@@ -162,14 +163,12 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
     learner = Learner(folder, config, device, reporter, tracking)
     if plan.begun:
         learner.restore()
-    if plan.grown and first():
-        folder.mkdir(parents=True, exist_ok=True)
-        # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
-        for name in (METRICS, PAGE):
-            (folder / name).unlink(missing_ok=True)
-        write_config(folder, config)
     if first():
-        tracking.begin(learner.progress, command)
+        try:
+            _write_down(plan)
+            tracking.begin(learner.progress, command)
+        except OSError as error:
+            raise RunError(f"{folder}: no run can be written there ({error.strerror}); choose another --out") from error
     learner.learn(plan.sources)
     if not first():
         return
@@ -179,6 +178,16 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
     tracking.measured(result)
     summary(result)
     write_page(folder, tested, result)
+
+
+def _write_down(plan: Plan) -> None:
+    """What shall be learned, where that is new."""
+    if plan.grown:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        # Metrics are those of all tasks, or there are none: a run that has more to learn is not finished.
+        for name in (METRICS, PAGE):
+            (plan.folder / name).unlink(missing_ok=True)
+        write_config(plan.folder, plan.config)
 
 
 def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
@@ -194,13 +203,15 @@ def finish(plan: Plan, shelf: Path | None, reporter: Reporter) -> None:
     elif plan.quarantine is not None:
         reporter.say(f"run: {folder}    next: the same command with --publish SHELF, which learns nothing again")
     else:
-        reporter.say(f"run: {folder}    next: python -m export {folder} --out {folder / 'bundle'}")
+        command = shlex.join(["python", "-m", "export", str(folder), "--out", str(folder / "bundle")])
+        reporter.say(f"run: {folder}    next: {command}")
 
 
 def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     chosen = make_parser(__doc__).parse_args(arguments)
     reporter = Reporter()
+    plan = None
     try:
         with joined():
             if not first():
@@ -217,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; go on with the same command and --resume", file=sys.stderr)
+        print(f"\nstopped; {how_to_go_on(plan, chosen)}", file=sys.stderr)
         return 130
     return 0
 

@@ -32,13 +32,13 @@ class Lars(torch.optim.SGD):
 
 
 def make_optimizer(name: str, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """`adam`, `lars`, or `sgd` with momentum."""
+    """`adam`, `lars`, or plain `sgd`."""
     if name == "lars":
         return Lars(parameters, lr)
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr, fused=True)
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+        return torch.optim.SGD(parameters, lr=lr)
     raise ValueError(f"optimizer is {name!r}; allowed: adam, lars, sgd")
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training.checkpoint import RunError, load, read_config, started
 from training.config import LOSSES, METHODS, Lesson, RunConfig
-from training.datasets import kind_of, load_source
+from training.datasets import DataError, kind_of, load_source
+from training.history import without_secrets
 from training.presets import PRESETS, choose_preset
 from training.sources import Sources
-from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks
+from training.tasks import LEAST_TAUGHT, LEAST_TESTED, check_classes, check_new, in_tasks_of, parse_tasks, too_few
 from training.tracking import TRACKERS
 from training.unknowns import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 
 DEFAULT_RUN = Path("runs/digits")
-SETTLED = ("preset", "method", "loss", "buffer", "seed", "tasks", "classes_per_task")
+SETTLED = ("preset", "method", "loss", "buffer", "size", "width", "seed", "tasks", "classes_per_task")
 """What a run cannot change once it has begun."""
 
 
@@ -41,7 +43,7 @@ def make_plan(chosen: argparse.Namespace) -> Plan:
         raise RunError(f"--add-unknowns {chosen.add_unknowns} is the run: leave out --out {chosen.out}")
     quarantine = _quarantine(chosen)
     ways = {"--resume": chosen.resume, "--add-task": chosen.add_task, "--add-unknowns": chosen.add_unknowns}
-    given = [name for name, value in ways.items() if value]
+    given = [name for name, value in ways.items() if value not in (None, False)]
     if not given:
         return _new_run(folder, chosen)
     if len(given) > 1:
@@ -52,8 +54,10 @@ def make_plan(chosen: argparse.Namespace) -> Plan:
         config = read_config(folder)
         if config.lessons[-1].dataset == QUARANTINE:
             quarantine = quarantine or address_of(config.lessons[-1])
-        return Plan(folder, config, Sources(config, chosen.data, quarantine), quarantine, started(folder))
-    if chosen.add_task:
+        sources, begun = Sources(config, chosen.data, quarantine), started(folder)
+        _check_images(config, sources, load(folder).progress.task if begun else 0)
+        return Plan(folder, config, sources, quarantine, begun)
+    if chosen.add_task is not None:
         return _added_task(folder, _finished(folder), chosen)
     return _added_unknowns(folder, _finished(folder), chosen, quarantine)
 
@@ -69,12 +73,14 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> Plan:
         raise RunError(
             f"{folder} holds a run already: go on with --resume, teach it more with --add-task, or choose another --out"
         )
+    if chosen.tasks is not None and chosen.classes_per_task is not None:
+        raise RunError("--tasks and --classes-per-task do not go together; allowed: one of them")
     name = chosen.preset or ("images" if chosen.data else "digits")
-    preset = choose_preset(name, chosen.method or "hat", chosen.loss or "csi")
+    preset = choose_preset(name, chosen.method or "hat", chosen.loss or "csi", chosen.size, chosen.width)
     data = _place(chosen.data)
     kind = kind_of(preset.dataset, data)
     source = load_source(kind, preset.image, data)
-    if chosen.tasks:
+    if chosen.tasks is not None:
         tasks = parse_tasks(chosen.tasks)
     else:
         known = [label for label in source.classes if label not in preset.held_out]
@@ -83,8 +89,23 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> Plan:
         )
     check_classes(tasks, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
-    config = RunConfig(preset, chosen.seed or 0, (Lesson(tasks, kind, data),), buffer)
-    return Plan(folder, config, Sources(config), begun=False, grown=True)
+    lesson = Lesson(tasks, kind, data)
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer)
+    sources = Sources(config)
+    sources.keep(lesson, source)
+    _check_images(config, sources, 0)
+    return Plan(folder, config, sources, begun=False, grown=True)
+
+
+def _check_images(config: RunConfig, sources: Sources, learned: int) -> None:
+    """Every class that is still to be learned has images enough: not to be found out when its task begins."""
+    tasks = range(learned, len(config.tasks))
+    if few := [each for task in tasks for each in too_few(sources.of(config.lesson_of(task)), config, task)]:
+        raise DataError(
+            f"too few images: {'; '.join(few)}. A class needs {LEAST_TAUGHT} to learn from, since one of them "
+            f"validates, and {LEAST_TESTED} to test on; a folder that is split for you needs "
+            f"{LEAST_TAUGHT + LEAST_TESTED}, not counting files that were skipped"
+        )
 
 
 def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> Plan:
@@ -99,6 +120,7 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> 
     config = replace(config, lessons=(*config.lessons, lesson))
     sources = Sources(config)
     check_classes(tasks, sources.of(lesson))
+    _check_images(config, sources, len(config.tasks) - len(tasks))
     return Plan(folder, config, sources, grown=True)
 
 
@@ -132,6 +154,30 @@ def _finished(folder: Path) -> RunConfig:
     return config
 
 
+def how_to_go_on(plan: Plan | None, chosen: argparse.Namespace) -> str:
+    """The command that goes on with a run that was stopped."""
+    try:
+        is_written = plan is not None and read_config(plan.folder) == plan.config
+    except RunError:
+        is_written = False
+    if plan is None or not is_written:
+        return "nothing was learned yet: give the same command again"
+    words = ["python", "-m", "training.fit", "--out", str(plan.folder), "--resume"]
+    # Where the images are is written down, but not where else they were looked for to go on, nor a password.
+    if chosen.resume and chosen.data:
+        words += ["--data", chosen.data]
+    if chosen.quarantine and (chosen.resume or without_secrets(chosen.quarantine) != chosen.quarantine):
+        words += [
+            "--quarantine",
+            without_secrets(chosen.quarantine),
+            *(["--images", chosen.images] if chosen.images else []),
+        ]
+    words += [word for name in chosen.log for word in ("--log", name)]
+    if chosen.publish:
+        words += ["--publish", str(chosen.publish)]
+    return f"go on with: {shlex.join(words)}"
+
+
 def _place(data: str | None) -> str | None:
     """A folder by its full name, because days later one may stand elsewhere."""
     return None if data is None else str(Path(data).resolve())
@@ -153,8 +199,12 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="RUN", help=f"default: {DEFAULT_RUN}")
     parser.add_argument("--seed", type=int, help="default: 0")
     parser.add_argument("--data", metavar="FOLDER", help="class folders of images, or where a data set lies")
-    parser.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="which classes make which task")
+    parser.add_argument(
+        "--tasks", metavar='"cat,dog; ship,truck"', help='which classes make which task; "a, b" is one class'
+    )
     parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
+    parser.add_argument("--size", type=int, metavar="N", help="side of the images in pixels; default: the preset's")
+    parser.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
     parser.add_argument(
         "--log", action="append", choices=sorted(TRACKERS), default=[], help="keep losses and metrics there too, in RUN"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,8 @@ from training.tasks import task_data, to_device, to_unit
 MOST_VALIDATION = 1000
 """ODIN's numbers are chosen on at most so many images."""
 TPL = "tpl"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,12 @@ def validation_images(config: RunConfig, sources: Sources) -> Held:
             pixels.append(held.pixels.permute(0, 2, 3, 1).numpy())
             class_ids.append(held.local_classes.numpy() + first)
         except DataError as error:
-            problems.append(f"task {task}: {error}")
+            problems.append(f"no validation images of {', '.join(labels)}: {error}")
         first += len(labels)
     if not pixels:
-        raise DataError(f"no validation images: {'; '.join(problems)}")
+        raise DataError("; ".join(problems))
+    for problem in problems:
+        log.warning("%s; thresholds and choices rest on the other tasks' images", problem)
     return Held(np.ascontiguousarray(np.concatenate(pixels)), np.concatenate(class_ids))
 
 

@@ -41,10 +41,10 @@ def _paper_features(first: float, later: float, epochs: int = 700, batch_size: i
 
 
 PAPER_HEAD = HeadLearning(epochs=100, batch_size=128, lr=0.1, optimizer="sgd", milestones=(0.6, 0.75, 0.9))
-"""The paper's step 2: SGD, with a tenth of the learning rate after 60, 75 and 90 of 100 epochs."""
+"""The paper's step 2: SGD without momentum, with a tenth of the learning rate after 60, 75 and 90 of 100 epochs."""
 
 PAPER_LINKS = 32.0
-"""The paper's "sparsity 32" of Sup: its table of parameters follows from so many weights a unit, and from no share."""
+"""The paper's "sparsity 32" of Sup: so many weights a unit, as the authors' own code has it, and no share."""
 
 
 def _paper(name: str, dataset: str, side: int, base: int, size: int, first: float, later: float) -> Preset:
@@ -165,12 +165,17 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
+LEAST_SIZE = 8
+"""The side of the smallest images that every backbone has a pixel left of."""
+
 SUP_FEATURES: dict[str, dict[str, Any]] = {"mnist-5t": {"epochs": 1000, "batch_size": 32}}
 """Where the paper learns the features of Sup otherwise than those of HAT."""
 
 
-def choose_preset(name: str, method: str, loss: str = "csi") -> Preset:
-    """The named preset for the named method, learned by the named loss."""
+def choose_preset(
+    name: str, method: str, loss: str = "csi", size: int | None = None, width: int | None = None
+) -> Preset:
+    """The named preset for the named method, learned by the named loss; `size` and `width` are for own images."""
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")
     if method not in METHODS:
@@ -182,4 +187,14 @@ def choose_preset(name: str, method: str, loss: str = "csi") -> Preset:
     network = replace(preset.network, method=method)
     if loss == "ce":
         network = replace(network, rotations=1, projection=0)
-    return replace(preset, network=network, features=replace(preset.features, **changes))
+    image = preset.image
+    if size is not None:
+        if size < LEAST_SIZE:
+            raise ValueError(f"size is {size}; allowed: {LEAST_SIZE} or more pixels")
+        image = _image(size, image.mode)
+        network = replace(network, height=size, width=size)
+    if width is not None:
+        if width < 1:
+            raise ValueError(f"width is {width}; allowed: 1 or more channels")
+        network = replace(network, base=width)
+    return replace(preset, image=image, network=network, features=replace(preset.features, **changes))

@@ -31,7 +31,8 @@ class Reporter:
         self.console = Console(stderr=True)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        # One line, as it is: what it says may be a command to be copied.
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, done: int, total: int) -> Iterator[EpochBar]:

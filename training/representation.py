@@ -23,10 +23,11 @@ from training.together import Share, add_up_gradients, own_draws
 
 def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor, Share]]:
     """The data once, in random order: images in [0, 1] and classes, of each batch the share of this process."""
-    for index in torch.randperm(len(data)).split(size):
-        share = Share.of(len(index))
-        index = index[share.rows].to(data.pixels.device)
-        yield data.images(index), data.local_classes[index], share
+    parts = torch.randperm(len(data)).split(size)
+    shares = [Share.of(len(part)) for part in parts]
+    own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
+    for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
+        yield images, data.local_classes[index], share
 
 
 def sharpness_at(position: float, maximum: float) -> float:
@@ -56,7 +57,9 @@ def learn_features(
         for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
-            sharpness = sharpness_at(batch / max(count - 1, 1), how.max_sharpness)
+            # One batch is first and last at once: there the epochs of the task take the place of an epoch's batches.
+            position = batch / (count - 1) if count > 1 else epoch / max(how.epochs - 1, 1)
+            sharpness = sharpness_at(position, how.max_sharpness)
             loss = _loss(network, task, images, classes, share, how, views, sharpness, batch)
             total += loss.detach().double() * share.total
             if masks:

@@ -20,6 +20,10 @@ class Sources:
         self._quarantine = quarantine
         self._read: dict[tuple[str, str | None, tuple[str, ...] | None], Source] = {}
 
+    def keep(self, lesson: Lesson, source: Source) -> None:
+        """The images of a lesson that were read before."""
+        self._once(lesson, lambda _: source)
+
     def of(self, lesson: Lesson) -> Source:
         """The images of a lesson, or a DataError that says why there are none."""
         if lesson.dataset == QUARANTINE:
@@ -68,7 +72,8 @@ def _joint(config: RunConfig, found: list[tuple[Lesson, Source]]) -> Source:
     for _, source in found:
         if all(source is not other for other in seen):
             seen.append(source)
-            unlearned = [label for label in source.classes if label not in config.labels]
+            every = (*source.classes, *source.never_taught)
+            unlearned = [label for label in every if label not in config.labels]
             tests.append(source.test.of(unlearned))
             classes += [label for label in unlearned if label not in classes]
     return Source(found[0][1].train, join(tests), tuple(classes))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,11 @@ from torch import Tensor
 from training.config import RunConfig, Tasks
 from training.datasets import DataError, Images, Source
 from training.device import has_room
+
+_LABEL = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^,;]*?))\s*([,;]|$)')
+"""A label in double quotes, doubled within, or one without commas and semicolons; and what comes after it."""
+LEAST_TAUGHT, LEAST_TESTED = 2, 1
+"""Images that each class needs: one to train and one to validate with, and one to test on."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,40 @@ class Batchable:
 
     def images(self, index: Tensor | slice) -> Tensor:
         """Some of them as floats in [0, 1], on the device."""
+        return to_unit(self._fetched(index))
+
+    def in_turn(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+        """`images` of one batch after another; what stayed behind is fetched while the batch before is learned."""
+        if self.pixels.device == self.device:
+            yield from map(self.images, indices)
+            return
+        beside = side_stream(self.device)
+        ahead: tuple[Tensor, torch.cuda.Event | None] | None = None
+        for index in indices:
+            with torch.cuda.stream(beside):
+                fetched = self._fetched(index)
+                arrival = None if beside is None else beside.record_event()
+            if ahead is not None:
+                yield self._arrived(*ahead)
+            ahead = fetched, arrival
+        if ahead is not None:
+            yield self._arrived(*ahead)
+
+    def _fetched(self, index: Tensor | slice) -> Tensor:
         chosen = self.pixels[index]
         if chosen.device != self.device:
             # From pinned memory the copy runs beside what the GPU has still to do.
             chosen = chosen.pin_memory().to(self.device, non_blocking=True)
-        return to_unit(chosen)
+        return chosen
+
+    def _arrived(self, fetched: Tensor, arrival: torch.cuda.Event | None) -> Tensor:
+        """What was fetched on a stream of its own, for the one that learns to use."""
+        if arrival is not None:
+            learning = torch.cuda.current_stream(self.device)
+            learning.wait_event(arrival)
+            # Until that one is done with it, its memory is not to be given to the next batch.
+            fetched.record_stream(learning)
+        return to_unit(fetched)
 
 
 @dataclass(frozen=True)
@@ -54,6 +90,11 @@ class TaskData:
         return len(self.labels)
 
 
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Where a GPU copies beside what it computes; other devices have no such thing."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
 def to_unit(pixels: Tensor) -> Tensor:
     """uint8 to floats in [0, 1]."""
     return pixels.to(torch.float32) / 255
@@ -65,9 +106,14 @@ def to_device(pixels: NDArray[np.uint8], device: torch.device) -> Tensor:
 
 
 def parse_tasks(text: str) -> Tasks:
-    """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck"))."""
-    tasks = tuple(tuple(label.strip() for label in part.split(",") if label.strip()) for part in text.split(";"))
-    return tuple(task for task in tasks if task)
+    """ "cat,dog; ship,truck" -> (("cat", "dog"), ("ship", "truck")); a label with a comma stands in double quotes."""
+    tasks: list[list[str]] = [[]]
+    for quoted, plain, after in _LABEL.findall(text):
+        if label := quoted.replace('""', '"') or plain.strip():
+            tasks[-1].append(label)
+        if after == ";":
+            tasks.append([])
+    return tuple(tuple(task) for task in tasks if task)
 
 
 def in_tasks_of(classes: Sequence[str], size: int) -> Tasks:
@@ -82,6 +128,18 @@ def check_classes(tasks: Tasks, source: Source) -> None:
     missing = [label for task in tasks for label in task if label not in source.classes]
     if missing:
         raise DataError(f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(source.classes)}")
+
+
+def too_few(source: Source, config: RunConfig, task: int) -> list[str]:
+    """Which classes of a task have too few images to train, to validate and to test with, and how many they have."""
+    if source.validation is not None:
+        return []  # dealt out already, some to each
+    taught, tested = (Counter(images.labels.tolist()) for images in (source.train, source.test))
+    return [
+        f"{label!r} of task {task} has {taught[label]} to learn from and {tested[label]} to test on"
+        for label in config.tasks[task]
+        if taught[label] < LEAST_TAUGHT or tested[label] < LEAST_TESTED
+    ]
 
 
 def check_new(tasks: Tasks, config: RunConfig) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -146,15 +147,18 @@ def check_installed(names: Iterable[str]) -> None:
                 raise RunError(f"--log {name} needs the package {package}: pip install 'openworld[{name}]'")
 
 
+log = logging.getLogger(__name__)
+
+
 class Tracking:
-    """The history of a run, and the trackers that were asked for."""
+    """The history of a run, and the trackers that were asked for; one that fails is left, and learning goes on."""
 
     def __init__(self, folder: Path, config: RunConfig, names: Sequence[str] = ()) -> None:
         self._folder = folder
         self._config = config
-        self._kinds = [TRACKERS[name] for name in dict.fromkeys(names)]
+        self._names = list(dict.fromkeys(names))
         self._history = History(folder)
-        self._trackers: list[Tracker] = []
+        self._trackers: dict[str, Tracker] = {}
 
     def begin(self, progress: Progress, command: Sequence[str]) -> None:
         """Go on where the checkpoint is, for the command that was given."""
@@ -162,14 +166,33 @@ class Tracking:
         if progress.task < len(self._config.tasks):
             self._history.command(command)
         epochs = self._history.epochs
-        self._trackers = [kind.make(self._folder, self._config, epochs) for kind in self._kinds]
+        for name in self._names:
+            with self._left_if_it_fails(name):
+                self._trackers[name] = TRACKERS[name].make(self._folder, self._config, epochs)
 
     def epoch(self, epoch: Epoch) -> None:
         self._history.epoch(epoch)
-        for tracker in self._trackers:
-            tracker.epoch(epoch)
+        for name, tracker in list(self._trackers.items()):
+            with self._left_if_it_fails(name):
+                tracker.epoch(epoch)
 
     def measured(self, result: Mapping[str, Any]) -> None:
         """The last that a run says of itself."""
-        for tracker in self._trackers:
-            tracker.measured(result)
+        for name, tracker in list(self._trackers.items()):
+            with self._left_if_it_fails(name):
+                tracker.measured(result)
+
+    @contextmanager
+    def _left_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # what a tracker's server, database or disk raises is its own affair
+            self._trackers.pop(name, None)
+            log.warning(
+                "--log %s failed and is left for now (%s: %s); the history has everything, and the next "
+                "--resume --log %s catches up",
+                name,
+                type(error).__name__,
+                error,
+                name,
+            )

@@ -4,8 +4,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from tests.helpers import tiny_run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Other numbers of threads round otherwise, and a copied process has but one."""
+    torch.set_num_threads(1)
 
 
 class WholeRun(NamedTuple):

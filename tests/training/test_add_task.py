@@ -18,8 +18,9 @@ from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_s
 from training import fit
 from training.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
 from training.datasets import SOURCES, Source
-from training.evaluate import Run, open_run
+from training.decisions import Decider, all_said, make_decider
 from training.evaluate import main as evaluate
+from training.evaluate import open_run
 from training.history import HISTORY
 
 FIRST, ADDED = "zero,one; two", "three,four"
@@ -108,29 +109,39 @@ def test_earlier_tasks_answer_to_the_bit_as_before(copied: Path) -> None:
     assert after.rule.tasks[:2] == before.rule.tasks
 
 
-def own_images_accepted(run: Run) -> list[list[bool]]:
-    """For each of the first four tasks, which of its own test images are called known."""
-    test = tiny_source().test
-    return [judge(run.outputs(test.of(labels).pixels, CPU), run.rule).known.tolist() for labels in run.config.tasks[:4]]
+class Knowledge:
+    """What a run's tasks say of the first four tasks' own test images, for every decision to be made from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, test = open_run(folder, CPU), tiny_source().test
+        own = [test.of(labels).pixels for labels in self.run.config.tasks[:4]]
+        self.said = [all_said(self.run.network, pixels, CPU) for pixels in own]
+
+    def decider(self, name: str) -> Decider:
+        return make_decider(self.run.network, name, self.run.config.preset.alpha)
+
+    def accepted(self, decider: Decider) -> list[bool]:
+        """Which of those images are called known."""
+        return [known for said in self.said for known in judge(decider.outputs(said), decider.rule).known.tolist()]
 
 
 def test_a_fifth_task_changes_nothing_that_four_tasks_know(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run(folder, "--method", method, "--tasks", "zero; one; two; three") == 0
-    tensors, before = run_tensors(folder), {name: open_run(folder, CPU, name) for name in UNCORRECTED}
+    tensors, before = run_tensors(folder), Knowledge(folder)
     assert run(folder, "--add-task", "four") == 0
     after = run_tensors(folder)
     own = [name for name in tensors if name.startswith(("network.detectors.", "network.heads.", "network.ranges."))]
     assert {f"network.detectors.{task}.memory" for task in range(4)} < set(own)
     assert_same_tensors({name: after[name] for name in own}, {name: tensors[name] for name in own})
-    for name, earlier in before.items():
-        later = open_run(folder, CPU, name)
-        assert later.decider.scorers[:4] == earlier.decider.scorers, name
+    now = Knowledge(folder)
+    for name in UNCORRECTED:
+        earlier, later = before.decider(name), now.decider(name)
+        assert later.scorers[:4] == earlier.scorers, name
         assert later.rule.tasks[:4] == earlier.rule.tasks, name
-        accepted, accepted_now = own_images_accepted(earlier), own_images_accepted(later)
-        assert sum(map(sum, accepted)) > 0, name
-        for then, now in zip(accepted, accepted_now, strict=True):
-            assert all(now[image] for image, known in enumerate(then) if known), name
+        accepted = before.accepted(earlier)
+        assert any(accepted), name
+        assert all(still for still, once in zip(now.accepted(later), accepted, strict=True) if once), name
 
 
 def test_no_old_image_is_looked_at(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +178,7 @@ def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whol
         (["--add-task", "three,three"], "each class belongs to one task; given twice: three"),
         (["--add-task", "three,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--add-task", " ; "], "every task needs at least one class"),
+        (["--add-task", ""], "every task needs at least one class"),
         (["--add-task", "three", "--data", "/nowhere"], "/nowhere: no such folder"),
         (["--add-task", "three", "--resume"], "--resume and --add-task do not go together; allowed: one of them"),
         (["--add-task", "three", "--seed", "1"], "config.json says: leave out --seed"),
@@ -230,6 +242,18 @@ def test_a_folder_of_other_classes_is_refused_by_name(
     folder = write_classes(tmp_path / "more", ("three",))
     assert run(copied, "--add-task", ADDED, "--data", str(folder)) == 2
     assert "no images of 'four'; the data has: three" in capsys.readouterr().err
+
+
+def test_a_new_class_that_is_too_small_is_refused_before_anything_changes(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "more", ("three", "four"))
+    for path in sorted((folder / "train" / "four").iterdir())[1:]:
+        path.unlink()
+    before = files(copied)
+    assert run(copied, "--add-task", "three; four", "--data", str(folder)) == 2
+    assert "too few images: 'four' of task 3 has 1 to learn from and 5 to test on" in capsys.readouterr().err
+    assert files(copied) == before
 
 
 def test_images_that_are_gone_are_said_and_left_out(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from serving.quarantine import Arrival
 from serving.quarantine.store import Store
 from serving.shelf import Shelf
 from tests.helpers import SPEC, TINY_PRESET, assert_same_tensors, kill_at_save, run_tensors, tiny_run, use_tiny_preset
-from training import fit
+from training import fit, publish
 from training.checkpoint import METRICS, load, read_config
 from training.config import Lesson, RunConfig
 from training.datasets import DataError
@@ -235,12 +238,33 @@ def test_no_quarantine_is_said_in_words(run: Path, tmp_path: Path, capsys: pytes
 # ---- resuming, publishing, marking
 
 
-@pytest.fixture
-def shelf(run: Path, tmp_path: Path) -> Path:
-    """A shelf on which the run stands as it is now."""
-    folder = tmp_path / "shelf"
-    assert export([str(run), "--publish", str(folder)]) == 0
+@pytest.fixture(scope="module")
+def first_shelf(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf") / "shelf"
+    with pytest.MonkeyPatch.context() as patch:
+        use_tiny_preset(patch)
+        assert export([str(finished), "--publish", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture
+def shelf(first_shelf: Path, tmp_path: Path) -> Path:
+    """A shelf on which the run stands as it is before it learns more."""
+    return Path(shutil.copytree(first_shelf, tmp_path / "shelf", symlinks=True))
+
+
+@pytest.fixture
+def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `python -m export` run in this process: a new one would first import all that is here."""
+
+    def run(command: list[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        assert command[:3] == [sys.executable, "-m", "export"]
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            return subprocess.CompletedProcess(command, export(command[3:]))
+
+    monkeypatch.setattr(publish, "subprocess", SimpleNamespace(run=run))
 
 
 def test_it_is_resumed_from_the_images_it_began_with(run: Path, store: Store, url: str, tmp_path: Path) -> None:
@@ -273,8 +297,9 @@ def test_it_is_published_and_the_quarantine_is_told(run: Path, store: Store, url
     assert store.labelled() == {}
 
 
+@pytest.mark.usefixtures("exported_here")
 def test_what_was_learned_is_published_later_without_learning_it_again(
-    run: Path, store: Store, url: str, shelf: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, store: Store, url: str, shelf: Path
 ) -> None:
     named(store, {"five": 20, "six": 20})
     assert add_unknowns(run, url) == 0
@@ -285,17 +310,17 @@ def test_what_was_learned_is_published_later_without_learning_it_again(
     assert len(store.items(state="learned")) == 40
 
 
+@pytest.mark.usefixtures("exported_here")
 def test_a_refused_publication_is_passed_on_and_nothing_is_marked(
-    run: Path, store: Store, url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    store: Store, url: str, shelf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
     assert fit.main(["--out", str(other), "--tasks", "three,two; one"]) == 0
-    assert export([str(other), "--publish", str(tmp_path / "shelf")]) == 0
-    before = Shelf(tmp_path / "shelf").current()
+    before = Shelf(shelf).current()
     named(store, {"five": 20, "six": 20})
-    assert add_unknowns(run, url, "--publish", str(tmp_path / "shelf")) == 2
+    assert add_unknowns(other, url, "--publish", str(shelf)) == 2
     assert "error: " in capfd.readouterr().err
-    assert Shelf(tmp_path / "shelf").current() == before
+    assert Shelf(shelf).current() == before
     assert {item.state for item in store.items()} == {"named"}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from safetensors.torch import load_file
 
 from tests.helpers import (
@@ -23,13 +25,15 @@ from tests.helpers import (
     tiny_task,
     use_tiny_preset,
 )
-from tests.helpers_serving import ROOT
-from training import fit
+from tests.helpers_process import die_at_call, ended, forks
+from training import fit, plots
 from training.buffer import Buffer, keep_some, quota
 from training.checkpoint import load
 from training.config import Lesson, RunConfig
 from training.evaluate import open_run
 from training.presets import choose_preset
+from training.report_page import PAGE
+from training.report_page import main as write_page
 
 SIZE = 9
 
@@ -109,9 +113,16 @@ def test_a_buffer_too_small_for_its_classes_is_refused() -> None:
 # ---- what lies in a run directory
 
 
-def training_images() -> NDArray[np.uint8]:
+def every_image() -> NDArray[np.uint8]:
+    """Those that are learned from and those that are tested on."""
     source = tiny_source()
     return np.concatenate([source.train.pixels[source.train.labels != HELD_OUT], source.test.pixels])
+
+
+def shown_in(page: Path) -> set[bytes]:
+    """The pixels of every picture of a page."""
+    pictures = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", page.read_text())
+    return {Image.open(io.BytesIO(base64.b64decode(picture))).tobytes() for picture in pictures}
 
 
 def images_found(folder: Path) -> int:
@@ -125,7 +136,7 @@ def images_found(folder: Path) -> int:
         if values.dtype != bool and values.size % 64 == 0 and values.size
     ]
     found = 0
-    for image in training_images():
+    for image in every_image():
         flat = image.ravel().astype(np.float64)
         in_bytes = any(bytes(image) in content for content in raw)
         # Scaled or shifted in any way, an image is still perfectly correlated with itself.
@@ -142,8 +153,14 @@ def _correlation(rows: NDArray[np.float64], image: NDArray[np.float64]) -> NDArr
 
 
 @pytest.mark.parametrize("loss", ["csi", "ce"])
-def test_a_run_without_a_buffer_stores_no_image(loss: str, tmp_path: Path) -> None:
+def test_a_run_without_a_buffer_stores_no_image(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Curves take long to draw, and show no image.
+    monkeypatch.setattr(plots, "svg", lambda *_, **__: "")
     folder = learned(tmp_path / "run", "--loss", loss)
+    assert write_page([str(folder)]) == 0
+    shown, source = shown_in(folder / PAGE), tiny_source()
+    assert shown, "some are always mistaken"
+    assert shown <= set(map(bytes, source.test.pixels)) - set(map(bytes, source.train.pixels))
     assert images_found(folder) == 0
     assert not any(name.startswith("buffer.") for name in run_tensors(folder))
     assert open_run(folder, torch.device("cpu")).corrections == ()
@@ -171,34 +188,16 @@ def test_every_task_leaves_a_correction_for_all_tasks_so_far(kept_run: Path) -> 
     assert json.loads((kept_run / "config.json").read_text())["buffer"] == SIZE
 
 
-KILLED = """
-import os, signal, sys
-import pytest
-from tests.helpers import use_tiny_preset
-from training import fit
-
-use_tiny_preset(pytest.MonkeyPatch())
-real, calls = fit.keep_some, 0
-
-def keep_some(*arguments):
-    global calls
-    calls += 1
-    buffer = real(*arguments)
-    if calls == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return buffer
-
-fit.keep_some = keep_some
-sys.exit(fit.main(sys.argv[1:]))
-"""
-"""Dies when the second task's images are chosen and nothing of that is written."""
-
-
+@forks
 def test_a_run_killed_with_signal_9_keeps_the_same_images(kept_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, "--out", str(folder), "--buffer", str(SIZE)]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+
+    def learn_and_die() -> None:
+        # The second task's images are chosen, and nothing of that is written.
+        die_at_call(fit, "keep_some", 2, after=True)
+        fit.main(["--out", str(folder), "--buffer", str(SIZE)])
+
+    assert ended(learn_and_die) == -signal.SIGKILL
     half = load(folder).buffer()
     assert half is not None
     assert counts(half) == [5, 4]

@@ -10,7 +10,12 @@ import pytest
 from PIL import Image
 
 from serving.bundle import ImageSpec
+from serving.preprocess import LIMITS
+from tests.helpers import TINY_PRESET
+from training.config import Lesson, RunConfig
 from training.datasets import DataError, Images, kind_of, load_source, read_folder
+from training.evaluate import known_and_unknown
+from training.sources import Sources
 
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
@@ -170,10 +175,13 @@ def test_a_folder_that_cannot_be_read_is_said_in_words(tmp_path: Path, monkeypat
         ("mnist", "MNIST/raw", "mnist"),
         ("mnist", "", "mnist"),
         ("mnist", "cats", "folder"),
+        ("mnist", "cifar-10-batches-py", "mnist"),
+        ("cifar10", "tiny-imagenet-200", "cifar10"),
+        ("digits", "MNIST", "folder"),
     ],
 )
 def test_what_lies_in_a_folder(dataset: str, inside: str | None, kind: str, tmp_path: Path) -> None:
-    """A place for MNIST may still be empty; any other folder of folders holds classes."""
+    """A place for MNIST may still be empty or hold other data sets; any other folder of folders holds classes."""
     if inside is not None:
         (tmp_path / inside).mkdir(parents=True, exist_ok=True)
     assert kind_of(dataset, None if inside is None else str(tmp_path)) == kind
@@ -203,6 +211,47 @@ def test_a_class_without_test_images_is_named(tmp_path: Path) -> None:
     write_images(tmp_path / "test", {"red": 1})
     with pytest.raises(DataError, match=f"{tmp_path}/test: no image of blue, green; every class of train/ needs some"):
         load_source("folder", SPEC, str(tmp_path))
+
+
+def test_val_is_tested_on_where_there_is_no_test(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path / "train", {"red": 3})
+    write_images(tmp_path / "validation", {"red": 1})
+    with caplog.at_level(logging.INFO):
+        assert counted(load_source("folder", SPEC, str(tmp_path)).test) == {"red": 1}
+        assert "there is no test/, so validation/ is tested on" in caplog.text
+        write_images(tmp_path / "val", {"red": 2})
+        source = load_source("folder", SPEC, str(tmp_path))
+    assert (counted(source.train), counted(source.test)) == ({"red": 3}, {"red": 2})
+    assert f"{tmp_path}/validation is not used: a share of train/ is held out" in caplog.text
+
+
+def test_classes_that_are_only_tested_are_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path / "train", {"red": 3})
+    write_images(tmp_path / "test", {"red": 1, "green": 2, "blue": 1})
+    with caplog.at_level(logging.INFO):
+        source = load_source("folder", SPEC, str(tmp_path))
+    assert (source.classes, source.never_taught) == (("red",), ("blue", "green"))
+    assert "train/ has no blue, green, so these are tested on as unknown" in caplog.text
+    config = RunConfig(TINY_PRESET, 0, (Lesson((("red",),), "folder", str(tmp_path)),))
+    sources = Sources(config)
+    sources.keep(config.lessons[0], source)
+    known, unknown = known_and_unknown(sources.test_images()[0], config)
+    assert (counted(known), counted(unknown)) == ({"red": 1}, {"blue": 1, "green": 2})
+
+
+def test_the_only_image_of_a_class_is_tested_on(tmp_path: Path) -> None:
+    write_images(tmp_path, {"red": 4, "green": 1})
+    source = load_source("folder", SPEC, str(tmp_path))
+    assert (counted(source.train), counted(source.test)) == ({"red": 3}, {"red": 1, "green": 1})
+    assert source.classes == ("green", "red")
+
+
+def test_a_photograph_larger_than_the_server_takes_is_learned_from(tmp_path: Path) -> None:
+    write_images(tmp_path, {"red": 1})
+    # 17 megapixels of one byte each: too many pixels and too many bytes for a request.
+    Image.new("L", (4250, 4000)).save(tmp_path / "red" / "photo.bmp")
+    assert (tmp_path / "red" / "photo.bmp").stat().st_size > LIMITS.size
+    assert len(read_folder(tmp_path, SPEC)) == 2
 
 
 @pytest.mark.parametrize("inside", ["", "train"])

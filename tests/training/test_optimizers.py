@@ -49,7 +49,7 @@ def test_optimizers_by_name() -> None:
     assert isinstance(adam, torch.optim.Adam)
     set_lr(adam, 0.5)
     assert [group["lr"] for group in adam.param_groups] == [0.5]
-    assert make_optimizer("sgd", parameters, 0.1).param_groups[0]["momentum"] == 0.9
+    assert make_optimizer("sgd", parameters, 0.1).param_groups[0]["momentum"] == 0, "the paper's step 2 has none"
     with pytest.raises(ValueError, match="optimizer is 'rmsprop'; allowed: adam, lars, sgd"):
         make_optimizer("rmsprop", parameters, 0.1)
 

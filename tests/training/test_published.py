@@ -28,6 +28,12 @@ def no_network(*_: Any, **__: Any) -> NoReturn:
     raise urllib.error.URLError(NO_NETWORK)
 
 
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may download anything."""
+    monkeypatch.setattr(utils.urllib.request, "urlopen", no_network)
+
+
 # ---- MNIST
 
 
@@ -39,18 +45,30 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(header + values.tobytes())
 
 
-def test_mnist_is_read_from_its_own_files(tmp_path: Path) -> None:
-    raw = tmp_path / "MNIST" / "raw"
+def write_mnist(root: Path) -> Path:
+    raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, labels in (("train", [3, 0, 3]), ("t10k", [9])):
         pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None].repeat(28, 1).repeat(28, 2)
         write_idx(raw / f"{part}-images-idx3-ubyte", pixels)
         write_idx(raw / f"{part}-labels-idx1-ubyte", np.array(labels, np.uint8))
+    return raw
+
+
+def test_mnist_is_read_from_its_own_files(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
     source = load_source("mnist", GREY, str(tmp_path))
     assert source.train.labels.tolist() == ["3", "0", "3"]
     assert source.train.pixels[:, 0, 0, 0].tolist() == [0, 1, 2]
     assert source.test.labels.tolist() == ["9"]
     assert source.classes == tuple("0123456789")
+
+
+def test_an_mnist_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    file = write_mnist(tmp_path) / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"MNIST is not whole in {tmp_path}/MNIST/raw"):
+        load_source("mnist", GREY, str(tmp_path))
 
 
 # ---- CIFAR
@@ -120,13 +138,32 @@ def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_without_a_network_the_message_says_what_to_put_where(
-    name: str, title: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, title: str, folder: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(utils.urllib.request, "urlopen", no_network)
     spec = GREY if name == "mnist" else SMALL
     message = rf"{title} is not whole in {tmp_path}/{folder} and could not be downloaded \((.|\n)*\); unpack it there"
     with pytest.raises(DataError, match=message):
         load_source(name, spec, str(tmp_path))
+    assert not list(tmp_path.iterdir()), "an empty folder looks like a data set that is there"
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "tinyimagenet"])
+def test_what_is_there_in_part_is_downloaded_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "tinyimagenet": "tiny-imagenet-200/train"}[name]
+    (tmp_path / folder).mkdir(parents=True)
+    asked: list[str] = []
+
+    def urlopen(request: Any, *_: Any, **__: Any) -> NoReturn:
+        asked.append(request.full_url)
+        no_network()
+
+    monkeypatch.setattr(utils.urllib.request, "urlopen", urlopen)
+    for _ in range(2):
+        asked.clear()
+        with pytest.raises(DataError, match="could not be downloaded"):
+            load_source(name, GREY if name == "mnist" else SMALL, str(tmp_path))
+        assert asked
+    assert (tmp_path / folder).is_dir(), "it was there before"
 
 
 # ---- Tiny-ImageNet
@@ -183,4 +220,4 @@ def test_a_tiny_imagenet_that_lacks_a_file_says_which(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"val_annotations\.txt: cannot be read .*expected tiny-imagenet-200 as published"
     ):
-        load_source("tinyimagenet", SMALL, str(tmp_path))
+        load_source("tinyimagenet", SMALL, str(folder))

@@ -62,7 +62,14 @@ def test_gate_logits_stay_within_six() -> None:
     assert learned_logits(lr=50.0).abs().max() == 6
 
 
-def test_sharpness_runs_from_soft_to_hard_in_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "expected"),
+    [(2, 2, [0.01, 50.005, 100.0] * 2), (6, 3, [0.01, 50.005, 100.0]), (6, 1, [0.01])],
+    ids=["in every epoch", "over the epochs where each has one batch", "not at all where there is one step"],
+)
+def test_sharpness_runs_from_soft_to_hard(
+    batch_size: int, epochs: int, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[float, float]] = []
     real = UnitMask.compensate
 
@@ -71,10 +78,9 @@ def test_sharpness_runs_from_soft_to_hard_in_every_epoch(monkeypatch: pytest.Mon
         real(self, task, sharpness, maximum)
 
     monkeypatch.setattr(UnitMask, "compensate", compensate)
-    learned_logits(batch_size=2, max_sharpness=100.0)
+    learned_logits(batch_size=batch_size, epochs=epochs, max_sharpness=100.0)
     masks = len(tiny_network("hat").unit_masks())
-    epoch = [pytest.approx(sharpness) for sharpness in (0.01, 50.005, 100.0) for _ in range(masks)]
-    assert [sharpness for sharpness, _ in seen] == epoch * 2
+    assert [sharpness for sharpness, _ in seen] == [pytest.approx(each) for each in expected for _ in range(masks)]
     assert {maximum for _, maximum in seen} == {100.0}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from tests.helpers import (
     tiny_run,
     use_tiny_preset,
 )
-from tests.helpers_serving import ROOT
+from tests.helpers_process import die_at_call, ended, forks
 from tests.training.conftest import WholeRun
-from training import fit
+from training import fit, representation
 from training.checkpoint import CURRENT, PREVIOUS, load
 from training.evaluate import main as evaluate
 from training.history import Epoch, History
@@ -121,46 +120,29 @@ def test_a_run_killed_twice_ends_the_same(whole_run: WholeRun, tmp_path: Path) -
     assert_same_run(folder, whole_run.folder)
 
 
-KILLED = """
-import os, signal, sys
-import pytest
-from tests.helpers import use_tiny_preset
-from training import fit, representation
-
-use_tiny_preset(pytest.MonkeyPatch())
-real, steps = representation.supervised_contrastive, 0
-
-def loss(*arguments):
-    global steps
-    steps += 1
-    if steps == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-
-representation.supervised_contrastive = loss
-sys.exit(fit.main(sys.argv[1:]))
-"""
-"""Two batches make an epoch and two epochs a task: step 8 is in the middle of the second task's last epoch."""
-
-
+@forks
 def test_a_process_killed_with_signal_9_in_the_middle_of_an_epoch_goes_on(whole_run: WholeRun, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, "--out", str(folder), "--method", whole_run.method]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+
+    def learn_and_die() -> None:
+        # Two batches make an epoch and two epochs a task: the middle of the second task's last epoch.
+        die_at_call(representation, "supervised_contrastive", 8)
+        run(folder, "--method", whole_run.method)
+
+    assert ended(learn_and_die) == -signal.SIGKILL
     progress = load(folder).progress
     assert (progress.task, progress.phase, progress.epoch) == (1, "features", 1)
     assert run(folder, "--resume") == 0
     assert_same_run(folder, whole_run.folder)
 
 
-@pytest.mark.parametrize("number", [1, 7])
-def test_momentum_survives_too(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_momentum_survives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiny_preset(monkeypatch, optimizer="lars")
     assert run(tmp_path / "whole") == 0
-    folder = killed_run(tmp_path / "run", "hat", number)
-    assert run(folder, "--resume") == 0
-    assert_same_run(folder, tmp_path / "whole")
+    for number in (1, 7):
+        folder = killed_run(tmp_path / f"killed after {number}", "hat", number)
+        assert run(folder, "--resume") == 0
+        assert_same_run(folder, tmp_path / "whole")
 
 
 def killed_between_the_renames_of_a_save(folder: Path) -> Path:
@@ -184,8 +166,8 @@ def test_a_run_killed_in_the_middle_of_a_save_is_not_overwritten(tmp_path: Path)
     assert run(folder) == 2
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    folder = tiny_run(tmp_path / "run", "hat")
+def test_resuming_a_finished_run_changes_nothing(whole_run: WholeRun, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole_run.folder, tmp_path / "run"))
     checkpoint, measured = (folder / CURRENT).read_bytes(), metrics(folder)
     assert run(folder, "--resume") == 0
     assert (folder / CURRENT).read_bytes() == checkpoint
@@ -218,7 +200,13 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
         (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
         (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),
+        (["--tasks", ""], "every task needs at least one class"),
+        (["--tasks", "zero", "--classes-per-task", "1"], "--tasks and --classes-per-task do not go together"),
+        (["--seed", "-1"], "seed is -1; allowed: 0 or more"),
+        (["--size", "7"], "size is 7; allowed: 8 or more pixels"),
+        (["--width", "0"], "width is 0; allowed: 1 or more channels"),
         (["--resume"], "not a run"),
+        (["--add-task", ""], "not a run"),
     ],
 )
 def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
@@ -240,11 +228,6 @@ def test_resuming_with_other_settings_is_refused(whole_run: WholeRun, capsys: py
 def test_a_choice_that_is_not_there_is_a_usage_error(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path / "run", *arguments)
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    killed_run(tmp_path / "run", "hat", 1)
-    assert "go on with the same command and --resume" in capsys.readouterr().err
 
 
 def test_tasks_of_the_command_line_are_learned_and_the_rest_is_unknown(tmp_path: Path) -> None:

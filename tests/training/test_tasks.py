@@ -1,31 +1,36 @@
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.helpers import LABELS, TINY_PRESET, tiny_source
+from tests.helpers import LABELS, TINY_PRESET, random_pixels, tiny_source
+from training import tasks
 from training.config import Lesson, RunConfig
 from training.datasets import DataError
-from training.tasks import TaskData, check_classes, in_tasks_of, parse_tasks, task_data
+from training.tasks import Batchable, TaskData, check_classes, in_tasks_of, parse_tasks, side_stream, task_data
 
 TASKS = (("zero", "one"), ("three", "two"))
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("text", "tasks"),
+    ("text", "expected"),
     [
         ("cat,dog; ship,truck", (("cat", "dog"), ("ship", "truck"))),
         (" cat , dog ;ship;", (("cat", "dog"), ("ship",))),
         ("red panda", (("red panda",),)),
         (" ; , ;", ()),
+        ("", ()),
+        ('"salt, pepper",dog; "a;b" , "say ""hi"""', (("salt, pepper", "dog"), ("a;b", 'say "hi"'))),
+        ('5" nail, "old" car', (('5" nail', '"old" car'),)),
     ],
 )
-def test_tasks_on_the_command_line(text: str, tasks: tuple[tuple[str, ...], ...]) -> None:
-    assert parse_tasks(text) == tasks
+def test_tasks_on_the_command_line(text: str, expected: tuple[tuple[str, ...], ...]) -> None:
+    assert parse_tasks(text) == expected
 
 
 def test_classes_are_dealt_out_in_order_and_the_last_task_takes_what_is_left() -> None:
@@ -91,3 +96,55 @@ def test_images_are_shares_of_white_with_channels_first() -> None:
 def test_impossible_tasks_are_refused(tasks: tuple[tuple[str, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RunConfig(TINY_PRESET, 0, (Lesson(tasks, "tiny"),))
+
+
+# ---- images that stay behind
+
+
+class Streams:
+    """Notes what is asked of a GPU's streams, in order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.count = 0
+        patch.setattr(tasks, "side_stream", lambda device: self)
+        patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        patch.setattr(torch.cuda, "current_stream", lambda device: self)
+        patch.setattr(torch.Tensor, "pin_memory", lambda pixels: self.note(f"fetch {len(pixels)}") or pixels)
+        patch.setattr(torch.Tensor, "record_stream", lambda pixels, stream: self.note(f"use {len(pixels)}"))
+
+    def note(self, what: str) -> None:
+        self.done.append(what)
+
+    def record_event(self) -> int:
+        self.count += 1
+        return self.count
+
+    def wait_event(self, event: int) -> None:
+        self.note(f"wait for {event}")
+
+
+def test_images_that_stayed_behind_are_fetched_one_batch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch)
+    # `meta` stands for a GPU: another device than that of the pixels.
+    data = Batchable(random_pixels(6, 1), torch.zeros(6, dtype=torch.long, device="meta"))
+    for images in data.in_turn(torch.arange(6).split([1, 2, 3])):
+        assert images.device == data.device
+        streams.note(f"learn {len(images)}")
+    assert streams.done == [
+        *("fetch 1", "fetch 2", "wait for 1", "use 1", "learn 1"),
+        *("fetch 3", "wait for 2", "use 2", "learn 2"),
+        *("wait for 3", "use 3", "learn 3"),
+    ]
+    assert not list(data.in_turn([]))
+
+
+def test_devices_without_streams_fetch_ahead_all_the_same() -> None:
+    assert side_stream(torch.device("meta")) is None
+    data = Batchable(random_pixels(3, 1), torch.zeros(3, dtype=torch.long, device="meta"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", lambda pixels: pixels)
+        assert [len(images) for images in data.in_turn(torch.arange(3).split(2))] == [2, 1]
+    here = Batchable(random_pixels(3, 1), torch.arange(3))
+    batches = list(here.in_turn(torch.tensor([2, 0, 1]).split(2)))
+    assert torch.equal(torch.cat(batches), here.images(torch.tensor([2, 0, 1])))

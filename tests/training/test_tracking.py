@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.helpers import kill_at_save, use_tiny_preset
+from tests.helpers import TINY_PRESET, kill_at_save, use_tiny_preset
 from training import fit, tracking
 from training.checkpoint import Progress, read_config
-from training.history import Epoch, History
-from training.tracking import MLflow, Tracking, curve_of, scalars
+from training.config import Lesson, RunConfig
+from training.history import HISTORY, Epoch, History
+from training.tracking import TRACKERS, Kind, MLflow, Tracking, curve_of, scalars
 
+OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
 CURVES = {f"loss/task{task}/{phase}": [1, 2] for task in (0, 1) for phase in ("features", "head")}
 
 
@@ -75,6 +78,49 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     assert found.data.metrics["unknown/oscr"] == measured["unknown"]["oscr"]
 
 
+class Failing:
+    """A tracker that works for one epoch, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def epoch(self, epoch: Epoch) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            raise ConnectionError("the server is gone")
+
+    def measured(self, result: Mapping[str, Any]) -> None:
+        raise AssertionError("it was left")
+
+
+def test_a_tracker_that_fails_is_left_and_learning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    monkeypatch.setitem(TRACKERS, "mlflow", Kind(lambda *_: failing, ()))
+    kept = Tracking(tmp_path, OLD, ["mlflow"])
+    kept.begin(Progress(), ["learn"])
+    for number in (1, 2, 3):
+        kept.epoch(Epoch(0, "features", number, 0.5, 0.1))
+    kept.measured({})
+    assert failing.asked == 2
+    assert caplog.text.count("--log mlflow failed and is left for now (ConnectionError: the server is gone)") == 1
+    assert [epoch.epoch for epoch in History(tmp_path).epochs] == [1, 2, 3]
+
+
+def test_a_tracker_that_cannot_begin_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise ConnectionError("no server")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", Kind(refuse, ()))
+    kept = Tracking(tmp_path, OLD, ["mlflow"])
+    kept.begin(Progress(), ["learn"])
+    kept.epoch(Epoch(0, "features", 1, 0.5, 0.1))
+    assert caplog.text.count("--log mlflow failed") == 1
+
+
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_learned(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -91,12 +137,12 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_learned(
 
 
 def test_without_trackers_there_is_the_history(tmp_path: Path) -> None:
-    assert fit.main(["--out", str(tmp_path / "run")]) == 0
-    kept = Tracking(tmp_path / "run", read_config(tmp_path / "run"))
-    kept.begin(Progress(task=1, epoch=1), ["learn"])
-    kept.epoch(Epoch(1, "features", 2, 0.5, 0.1))
-    assert History(tmp_path / "run").epochs[-1].loss == 0.5
-    assert {path.name for path in (tmp_path / "run").iterdir()} & {"tensorboard", "mlflow"} == set()
+    kept = Tracking(tmp_path, OLD)
+    kept.begin(Progress(), ["learn"])
+    kept.epoch(Epoch(0, "features", 1, 0.5, 0.1))
+    kept.measured({})
+    assert History(tmp_path).epochs[-1].loss == 0.5
+    assert [path.name for path in tmp_path.iterdir()] == [HISTORY]
 
 
 def test_scalars_are_the_numbers_among_metrics() -> None:

@@ -1,0 +1,49 @@
+"""Processes that die, made from the one that tests: a new one would spend seconds on importing torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+forks = pytest.mark.skipif(torch.cuda.is_available(), reason="a process that uses a GPU cannot be copied")
+
+
+def ended(work: Callable[[], object]) -> int:
+    """How a copy of this process ends that does this work: 0, or a signal's number below zero."""
+    process = os.fork()
+    if process == 0:
+        try:
+            # OpenMP's other threads are not copied with it, and it would wait for them.
+            torch.set_num_threads(1)
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def die_at_call(owner: Any, name: str, number: int, *, after: bool = False) -> None:
+    """Let the process end as by kill -9 when a function is called that often; for a process of its own only."""
+    real, count = getattr(owner, name), 0
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number and not after:
+            die()
+        result = real(*arguments, **named)
+        if count == number:
+            die()
+        return result
+
+    setattr(owner, name, call)
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody survives that")

@@ -1,0 +1,162 @@
+"""What the command line asks for, settled before anything is learned."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.helpers import TINY_PRESET, kill_at_save, run_tensors, use_tiny_preset
+from training import fit
+from training.checkpoint import CURRENT, load, read_config, write_config
+from training.config import Lesson, RunConfig
+from training.plan import Plan, how_to_go_on, make_parser, make_plan
+from training.report import Reporter
+from training.sources import Sources
+
+
+@pytest.fixture(autouse=True)
+def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+
+
+def write_classes(root: Path, **counts: int) -> Path:
+    """So many images of noise in each class folder."""
+    generator = np.random.default_rng(0)
+    for label, count in counts.items():
+        (root / label).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(generator.integers(0, 255, (8, 12), dtype=np.uint8)).save(root / label / f"{number}.png")
+    return root
+
+
+def stopped(*arguments: str, at: int = 1) -> None:
+    """A command that ends as by Ctrl-C at a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at_save(patch, at, written=True)
+        assert fit.main(list(arguments)) == 130
+
+
+# ---- classes that are too small
+
+
+def test_a_class_that_is_too_small_is_found_before_anything_is_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "images", cat=4, dog=3, cow=2, pig=1)
+    options = ["--preset", "digits", "--data", str(folder), "--out", str(tmp_path / "run")]
+    assert fit.main([*options, "--tasks", "cat,dog; cow; pig"]) == 2
+    error = capsys.readouterr().err
+    assert "'cow' of task 1 has 1 to learn from and 1 to test on; 'pig' of task 2 has 0 to learn from and 1" in error
+    assert "A class needs 2 to learn from, since one of them validates, and 1 to test on" in error
+    assert "a folder that is split for you needs 3" in error
+    assert not (tmp_path / "run").exists()
+    # What is not learned may be as small as it likes.
+    assert make_plan(make_parser("").parse_args([*options, "--tasks", "cat,dog"])).config.labels == ("cat", "dog")
+
+
+def test_a_class_that_shrank_is_found_before_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, run = write_classes(tmp_path / "images", cat=3, dog=3, cow=3), tmp_path / "run"
+    stopped("--preset", "digits", "--data", str(folder), "--out", str(run))
+    before = (run / CURRENT).read_bytes()
+    (folder / "dog" / "0.png").unlink()
+    assert fit.main(["--out", str(run), "--resume"]) == 2
+    assert "'dog' of task 1 has 1 to learn from and 1 to test on" in capsys.readouterr().err
+    assert (run / CURRENT).read_bytes() == before
+
+
+# ---- going on
+
+
+def advice(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The arguments of the command that a stopped run says to go on with."""
+    command = capsys.readouterr().err.rpartition("stopped; go on with: ")[2]
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "training.fit"]
+    return words[3:]
+
+
+def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, run = write_classes(tmp_path / "my images", cat=3, dog=3), tmp_path / "my run"
+    options = ["--data", str(folder), "--classes-per-task", "1", "--seed", "3", "--log", "tensorboard"]
+    stopped("--preset", "digits", *options, "--out", str(run))
+    words = advice(capsys)
+    assert words == ["--out", str(run), "--resume", "--log", "tensorboard"]
+    moved = folder.rename(tmp_path / "moved")
+    stopped(*words[:3], "--data", str(moved))
+    words = advice(capsys)
+    assert words == ["--out", str(run), "--resume", "--data", str(moved)]
+    stopped(*words)
+    assert load(run).progress.phase == "head", "a save a command: two epochs, and the end of the features"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ("--quarantine sqlite:///q.db --publish shelf", "--publish shelf"),
+        (
+            "--quarantine postgresql://ann:secret@db/q --images s3",
+            "--quarantine 'postgresql://ann:***@db/q' --images s3",
+        ),
+        ("--resume --quarantine sqlite:///q.db", "--quarantine sqlite:///q.db"),
+    ],
+)
+def test_the_command_that_goes_on_has_what_is_written_nowhere(arguments: str, more: str, tmp_path: Path) -> None:
+    config = RunConfig(TINY_PRESET, 0, (Lesson((("zero",),), "tiny"),))
+    plan = Plan(tmp_path, config, Sources(config))
+    write_config(tmp_path, config)
+    said = how_to_go_on(plan, make_parser("").parse_args(shlex.split(arguments)))
+    assert said == f"go on with: python -m training.fit --out {tmp_path} --resume {more}"
+
+
+def test_what_had_not_begun_is_to_be_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit, "make_plan", stop)
+    assert fit.main(["--out", str(tmp_path / "run")]) == 130
+    assert "stopped; nothing was learned yet: give the same command again" in capsys.readouterr().err
+
+
+# ---- places and sizes
+
+
+@pytest.mark.parametrize("inside", ["", "run"])
+def test_a_file_is_no_place_for_a_run(inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("kept")
+    place = tmp_path / "file" / inside
+    assert fit.main(["--out", str(place)]) == 2
+    assert f"error: {place}: no run can be written there (" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_images_and_network_may_have_another_size(tmp_path: Path) -> None:
+    folder = write_classes(tmp_path / "images", cat=3, dog=3)
+    stopped("--preset", "digits", "--data", str(folder), "--size", "12", "--width", "3", "--out", str(tmp_path / "run"))
+    preset = read_config(tmp_path / "run").preset
+    assert preset.image.shape == (12, 12, 1)
+    assert (preset.network.height, preset.network.width, preset.network.base) == (12, 12, 3)
+    first = next(value for name, value in run_tensors(tmp_path / "run").items() if name.endswith("0.conv.weight"))
+    assert first.shape[:2] == (3, 1)
+
+
+def test_images_are_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_classes(tmp_path / "images", cat=3, dog=3)
+    (folder / "cat" / "notes.txt").write_text("no image")
+    plan = make_plan(make_parser("").parse_args(["--data", str(folder), "--out", str(tmp_path / "run")]))
+    plan.sources.of(plan.config.lessons[0])
+    assert caplog.text.count("1 files skipped") == 1
+
+
+def test_a_command_to_be_copied_stands_on_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    said = f"next: python -m export {tmp_path}/[red] --out {tmp_path}/[red]/bundle"
+    Reporter().say(said)
+    assert capsys.readouterr().err == said + "\n"
