@@ -157,7 +157,8 @@ class RunConfig:
 
 def system_title(method: str, loss: str) -> str:
     """The method as the paper names it: HAT+CSI, or HAT with cross-entropy alone."""
-    return f"{method.upper()}+CSI" if loss == "csi" else method.upper()
+    name = {"hat": "HAT", "sup": "Sup"}[method]
+    return f"{name}+CSI" if loss == "csi" else name
 
 
 def _positive(settings: object, *names: str) -> None:
