@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,12 +18,21 @@ def say(record_property: Callable[[str, object], None]) -> Say:
     return lambda text: record_property(SAID, text)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # A file stays in one process, which makes its fixtures once. The embedded default takes minutes to learn: all that
-    # needs it stays together.
+    # Before pytest-xdist reads the marks. A file stays in one process, which makes its fixtures once. The embedded
+    # default takes minutes to learn: all that needs it stays together.
     for item in items:
-        group = "default" if "line" in getattr(item, "fixturenames", ()) else str(item.path)
+        group = "default" if "line" in getattr(item, "fixturenames", ()) else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True)
+def whole_range_of_floats() -> Iterator[None]:
+    """Learning on a CPU takes the smallest numbers for zero in its whole process, which here is that of other tests."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
