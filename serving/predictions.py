@@ -52,13 +52,15 @@ class Predictions:
             async with asyncio.timeout(self._settings.deadline):
                 return Reply(200, await answer(scope, receive), {})
         except RequestError as error:
-            refused = error
+            return self._refused(error.alone(), scope)
         except TimeoutError:
             allowed = f"{self._settings.deadline:g} seconds from the request's head to its answer"
-            refused = DeadlineError("the deadline passed", got="no answer", allowed=allowed)
-        self._meter.rejected(refused.code)
-        scope[REFUSED] = refused.code
-        return Reply(refused.status, error_answer(refused, scope.get(REQUEST_ID)).model_dump_json(), refused.headers)
+            return self._refused(DeadlineError("the deadline passed", got="no answer", allowed=allowed), scope)
+
+    def _refused(self, error: RequestError, scope: Scope) -> Reply:
+        self._meter.rejected(error.code)
+        scope[REFUSED] = error.code
+        return Reply(error.status, error_answer(error, scope.get(REQUEST_ID)).model_dump_json(), error.headers)
 
     async def _one(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served

@@ -256,6 +256,6 @@ class InferenceQueue:
 def _told(error: Exception) -> RequestError:
     """What the caller hears of it; what is our own fault is told to the log."""
     if isinstance(error, RequestError):
-        return error
+        return error.alone()
     log.error("an image could not be answered", exc_info=error)
     return ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")

@@ -161,4 +161,4 @@ def _or_error(text: str) -> bytes | RequestError:
     try:
         return _from_base64(text)
     except RequestError as error:
-        return error
+        return error.alone()
