@@ -83,9 +83,10 @@ class InferenceQueue:
         self._small = Limits(min(limits.size, SMALL.size), min(limits.pixels, SMALL.pixels))
         self._seconds_an_image = 0.0
         self._alone = Alone()
-        """The version whose last run of one image was quick."""
         self._loop = asyncio.get_running_loop()
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
+        self._large: deque[Job] = deque()
+        self._decoding_large = threading.Lock()
         self._decoded: deque[Job] = deque()
         self._graph = threading.Lock()
         self._threads = [threading.Thread(target=self._work, name=f"image-{n}", daemon=True) for n in range(threads)]
@@ -131,7 +132,8 @@ class InferenceQueue:
             return None
         job = Job(read, question, served, self._loop.create_future())
         try:
-            job.decode(self._small, keep=self._keeper is not None)
+            job.open(self._small, keep=self._keeper is not None)
+            job.decode()
             (said,) = self._answer([job])
         except (EmptyImageError, TooManyBytesError, TooManyPixelsError):
             # Their errors name limits, which must be the server's own: the way through the threads has these.
@@ -158,7 +160,7 @@ class InferenceQueue:
 
     def _work(self) -> None:
         while (job := self._incoming.get()) is not None:
-            self._decode(job)
+            self._open(job)
             # What stands in line is worth decoding first, as long as it fits into the same batch.
             if self._incoming.empty() or len(self._decoded) >= self.served.max_batch:
                 self._run_decoded()
@@ -166,11 +168,36 @@ class InferenceQueue:
             del job
         self._run_decoded()
 
+    def _open(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        try:
+            job.open(self._limits, keep=self._keeper is not None)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._fail, [job], error)
+            return
+        if job.large:
+            self._large.append(job)
+            self._decode_large()
+        else:
+            self._decode(job)
+
+    def _decode_large(self) -> None:
+        """One at a time, for the memory that each takes; meanwhile the other threads decode small ones."""
+        # As with the graph: whoever does not get the lock may leave.
+        while self._large and self._decoding_large.acquire(blocking=False):
+            try:
+                if self._large:
+                    self._decode(self._large.popleft())
+            finally:
+                self._decoding_large.release()
+            self._run_decoded()
+
     def _decode(self, job: Job) -> None:
         if job.abandoned:
             return
         try:
-            job.decode(self._limits, keep=self._keeper is not None)
+            job.decode()
         except Exception as error:
             self._loop.call_soon_threadsafe(self._fail, [job], error)
             return
