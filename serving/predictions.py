@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 
 from serving.answer import Question
 from serving.errors import ClientGoneError, DeadlineError, RequestError
+from serving.held import Held, Take
 from serving.meter import Meter
 from serving.patience import Watch
 from serving.queue import SMALL, InferenceQueue
@@ -38,6 +39,7 @@ class Predictions:
         self._queue = queue
         self._meter = meter
         self._settings = settings
+        self._held = Held(settings.max_held)
 
     async def one(self, scope: Scope, receive: Receive) -> Reply:
         """Say what an image shows, or that it is unknown."""
@@ -65,8 +67,8 @@ class Predictions:
     async def _one(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
-        with self._queue.admitted():
-            upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes)
+        with self._queue.admitted(), self._held.share() as take:
+            upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes, take)
             if len(upload.body) <= SMALL.size:
                 said = await self._queue.answer_in_place(upload.image, question, served)
                 if said is not None:
@@ -83,10 +85,12 @@ class Predictions:
     async def _many(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
-        with self._queue.admitted():
-            upload = await _upload(scope, receive, limit_for_many, self._settings.max_body)
+        with self._queue.admitted(), self._held.share() as take:
+            upload = await _upload(scope, receive, limit_for_many, self._settings.max_body, take)
             images = await asyncio.to_thread(upload.images, self._settings.max_images)
-            with self._queue.admitted(len(images) - 1):
+            # The images are copies: what they came in need not wait for their answers.
+            del upload
+            with self._queue.admitted(len(images) - 1, own=1):
                 said = await self._each(images, question, served, receive)
         return f'{{"answers":[{",".join(said)}]}}'
 
@@ -114,7 +118,7 @@ def _question(scope: Scope, served: Served) -> Question:
     return read_question(served.model, query) if query else served.question
 
 
-async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int) -> Upload:
+async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int, take: Take) -> Upload:
     content_type = announced = b""
     for name, value in scope["headers"]:
         if name == b"content-type":
@@ -122,7 +126,7 @@ async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], in
         elif name == b"content-length":
             announced = value
     kind = content_type.decode("latin-1")
-    return Upload(kind, await read_body(receive, announced, limit(kind, size)))
+    return Upload(kind, await read_body(receive, announced, limit(kind, size), take))
 
 
 def _unwrap(image: bytes | RequestError) -> bytes:

@@ -94,10 +94,10 @@ class InferenceQueue:
             thread.start()
 
     @contextlib.contextmanager
-    def admitted(self, images: int = 1) -> Iterator[None]:
-        """Room for so many images until the block ends, or a BusyError at once."""
+    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
+        """Room for so many images until the block ends, or a BusyError at once; `own` are of the same request."""
         # More than fit are still taken when there is nothing else to do: they could never be answered otherwise.
-        if self.depth and self.depth + images > self._limit:
+        if self.depth > own and self.depth + images > self._limit:
             raise BusyError(
                 "too much to do",
                 got=f"{images} more beside {self.depth}",

@@ -166,6 +166,51 @@ def test_a_client_that_hangs_up_in_line_costs_nothing_more(
     with_predictions(watched, ask)
 
 
+def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_others(model: Model) -> None:
+    body = many(*[base64.b64encode(RED).decode()] * 4)
+
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        reply = await predictions.many(scope(JSON), sends(body))
+        assert [answer["label"] for answer in json.loads(reply.body)["answers"]] == ["red"] * 4
+        with queue.admitted():
+            busy = await predictions.many(scope(JSON), sends(body))
+            assert (busy.status, code(busy)) == (503, "busy")
+        assert queue.depth == 0
+
+    with_predictions(model, ask, Settings(queue=3))
+
+
+def test_bodies_have_a_bound_together(model: Model) -> None:
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        rest = asyncio.Event()
+
+        async def slowly() -> Message:
+            """All but one byte, and that much later."""
+            if not predictions._held.bytes:
+                return {"type": "http.request", "body": NOISE[:-1], "more_body": True}
+            await rest.wait()
+            return {"type": "http.request", "body": NOISE[-1:], "more_body": False}
+
+        first = asyncio.create_task(predictions.one(scope(), slowly))
+        while not predictions._held.bytes:
+            await asyncio.sleep(0)
+        assert (await predictions.one(scope(), sends(RED))).status == 200
+        refused = await predictions.one(scope(), sends(NOISE))
+        assert (refused.status, code(refused), refused.headers) == (503, "busy", {"retry-after": "1"})
+        rest.set()
+        assert (await first).status == 200
+        assert predictions._held.bytes == 0
+
+    with_predictions(model, ask, Settings(max_held=len(NOISE) + len(RED) - 1))
+
+
+def test_a_body_that_is_alone_may_be_larger_than_the_bound(model: Model) -> None:
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        assert (await predictions.one(scope(), sends(NOISE))).status == 200
+
+    with_predictions(model, ask, Settings(max_held=1))
+
+
 async def left_behind(queue: InferenceQueue, request: Callable[[], Awaitable[None]]) -> Counter[str]:
     """What such a request leaves to the garbage collector, by type."""
     gc.collect()
