@@ -85,7 +85,8 @@ class Edge:
             self._meter.rejected(error.code)
             await exchange.refuse(error)
         except Exception:
-            log.exception("request %s failed", exchange.request_id)
+            request_id = exchange.request_id
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not exchange.begun:
                 await exchange.refuse(ServerError("the server failed", got="an error", allowed="see its log"))
         finally:

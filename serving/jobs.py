@@ -38,17 +38,24 @@ class Job:
         "question",
         "queued",
         "read",
+        "request_id",
         "served",
         "waited",
     )
 
     def __init__(
-        self, read: Callable[[], bytes], question: Question, served: Served, done: asyncio.Future[str]
+        self,
+        read: Callable[[], bytes],
+        question: Question,
+        served: Served,
+        done: asyncio.Future[str],
+        request_id: str | None = None,
     ) -> None:
         self.read = read
         self.question = question
         self.served = served
         self.done = done
+        self.request_id = request_id
         self.content: bytes | None = None
         self.image: Image | None = None
         self.features: NDArray[np.float32] | None = None

@@ -67,13 +67,14 @@ class Predictions:
     async def _one(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
+        request_id = scope.get(REQUEST_ID)
         with self._queue.admitted(), self._held.share() as take:
             upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes, take)
             if len(upload.body) <= SMALL.size:
-                said = await self._queue.answer_in_place(upload.image, question, served)
+                said = await self._queue.answer_in_place(upload.image, question, served, request_id)
                 if said is not None:
                     return said
-            done = self._queue.ask(upload.image, question, served)
+            done = self._queue.ask(upload.image, question, served, request_id)
             with Watch(receive, [done]) as watch:
                 try:
                     return await done
@@ -91,13 +92,11 @@ class Predictions:
             # The images are copies: what they came in need not wait for their answers.
             del upload
             with self._queue.admitted(len(images) - 1, own=1):
-                said = await self._each(images, question, served, receive)
+                ask = partial(self._queue.ask, question=question, served=served, request_id=scope.get(REQUEST_ID))
+                said = await self._each([ask(partial(_unwrap, image)) for image in images], receive)
         return f'{{"answers":[{",".join(said)}]}}'
 
-    async def _each(
-        self, images: list[bytes | RequestError], question: Question, served: Served, receive: Receive
-    ) -> list[str]:
-        asked = [self._queue.ask(partial(_unwrap, image), question, served) for image in images]
+    async def _each(self, asked: list[asyncio.Future[str]], receive: Receive) -> list[str]:
         with Watch(receive, asked) as watch:
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
         if watch.gone:

@@ -110,16 +110,20 @@ class InferenceQueue:
         finally:
             self.depth -= images
 
-    def ask(self, read: Callable[[], bytes], question: Question, served: Served) -> asyncio.Future[str]:
+    def ask(
+        self, read: Callable[[], bytes], question: Question, served: Served, request_id: str | None = None
+    ) -> asyncio.Future[str]:
         """Put an image in line; the future gets the answer as JSON, or a RequestError. To cancel it is to give up.
 
-        `question` was checked against `served`, which may have been replaced since.
+        `question` was checked against `served`, which may have been replaced since; `request_id` is for the log.
         """
         done: asyncio.Future[str] = self._loop.create_future()
-        self._incoming.put(Job(read, question, served, done))
+        self._incoming.put(Job(read, question, served, done, request_id))
         return done
 
-    async def answer_in_place(self, read: Callable[[], bytes], question: Question, served: Served) -> str | None:
+    async def answer_in_place(
+        self, read: Callable[[], bytes], question: Question, served: Served, request_id: str | None = None
+    ) -> str | None:
         """As `ask`, but worked out here and now; None if the image has to stand in line.
 
         That is so unless it is small, the only one that was admitted, and `served` known to be quick.
@@ -130,7 +134,7 @@ class InferenceQueue:
         await asyncio.sleep(0)
         if self.depth > 1 or not self._graph.acquire(blocking=False):
             return None
-        job = Job(read, question, served, self._loop.create_future())
+        job = Job(read, question, served, self._loop.create_future(), request_id)
         try:
             job.open(self._small, keep=self._keeper is not None)
             job.decode()
@@ -141,7 +145,7 @@ class InferenceQueue:
         except RequestError:
             raise
         except Exception as error:
-            raise _told(error) from error
+            raise _told(error, [job]) from error
         finally:
             self._graph.release()
             # Only what was abandoned can have come meanwhile, and goes.
@@ -256,7 +260,7 @@ class InferenceQueue:
         self._loop.call_soon(self._note, batch)
 
     def _fail(self, batch: list[Job], error: Exception) -> None:
-        told = _told(error)
+        told = _told(error, batch)
         for job in batch:
             if not job.done.done():
                 job.done.set_exception(told)
@@ -280,9 +284,10 @@ class InferenceQueue:
             keeper.offer(Arrival(job.content, kind, time.time(), job.served.version, fields, job.features.copy()))
 
 
-def _told(error: Exception) -> RequestError:
+def _told(error: Exception, batch: list[Job]) -> RequestError:
     """What the caller hears of it; what is our own fault is told to the log."""
     if isinstance(error, RequestError):
         return error.alone()
-    log.error("an image could not be answered", exc_info=error)
+    requests = ", ".join(sorted({job.request_id for job in batch if job.request_id is not None})) or None
+    log.error("no answer for an image of request %s", requests, exc_info=error, extra={"request_id": requests})
     return ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import bentoml
 from prometheus_client import Gauge
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope
 
@@ -30,7 +32,6 @@ from serving.logs import log_as
 from serving.machine import Plan, available_cpus, plan
 from serving.meter import Meter
 from serving.metrics import LIMIT, MODEL, exposition, forget_dead_workers
-from serving.openapi import document
 from serving.page import routes as page_routes
 from serving.predictions import REFUSED, REQUEST_ID, Predictions, Reply
 from serving.preflight import BAD_SETTINGS_OR_BUNDLE, check_in_child, first_bundle, found_group
@@ -55,7 +56,15 @@ async def _model(request: Request) -> Response:
 
 
 async def _docs(request: Request) -> Response:
-    return JSONResponse(document())
+    return Response(await asyncio.to_thread(_described), media_type="application/json")
+
+
+@functools.cache
+def _described() -> bytes:
+    """Worked out when it is first asked for: that takes longer than many answers."""
+    from serving.openapi import document
+
+    return json.dumps(document(), separators=(",", ":")).encode()
 
 
 async def _metrics(request: Request) -> Response:

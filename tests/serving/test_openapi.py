@@ -44,7 +44,9 @@ def walk(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_it_is_served(client: httpx.Client) -> None:
-    assert client.get("/docs.json").json() == document()
+    response = client.get("/docs.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == document()
 
 
 def test_every_page_and_body_form_is_there() -> None:

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive
 
 from serving import patience
 from serving.meter import Meter
-from serving.predictions import Predictions, Reply
+from serving.predictions import REQUEST_ID, Predictions, Reply
 from serving.preprocess import LIMITS
 from serving.queue import InferenceQueue
 from serving.runtime import Model
@@ -164,6 +164,21 @@ def test_a_client_that_hangs_up_in_line_costs_nothing_more(
         assert watched.sizes == [1]
 
     with_predictions(watched, ask)
+
+
+def test_a_failure_of_ours_is_logged_with_its_request(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Watched):
+        def run(self, pixels: Any) -> Any:
+            raise RuntimeError("out of memory")
+
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        assert code(await predictions.one(scope() | {REQUEST_ID: "mine"}, sends(NOISE))) == "server_failed"
+
+    failing = Failing(model)
+    with_predictions(failing, ask)
+    (record,) = caplog.records
+    assert vars(record)["request_id"] == "mine"
+    assert "out of memory" in caplog.text
 
 
 def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_others(model: Model) -> None:
