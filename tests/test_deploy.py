@@ -193,6 +193,7 @@ def test_the_autoscaler_and_the_alerts_use_metrics_that_exist() -> None:
     assert queue["pods"]["metric"]["name"] in series()
     (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["seriesQuery"].startswith(queue["pods"]["metric"]["name"] + "{")
+    assert "[2m]" in rule["metricsQuery"], "a minute may hold no scrape at all"
     assert set(re.findall(r"openworld_\w+", (DOCS / "deploy.md").read_text())) <= series()
 
 
