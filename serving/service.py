@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope
 
 from serving.admin import routes as admin_routes
 from serving.answer import describe
-from serving.bento import LeanService, WholeRequest, home
+from serving.bento import LeanService, WholeRequest, home, start_lean_workers
 from serving.bundle import BundleError
 from serving.edge import Edge
 from serving.errors import RequestError
@@ -142,6 +142,7 @@ class OpenWorld:
             print(error, file=sys.stderr)
             sys.exit(BAD_SETTINGS_OR_BUNDLE)
         log_as(settings.log)
+        start_lean_workers()
         # The workers inherit it, and may run in another directory.
         if settings.bundles is None:
             os.environ["OPENWORLD_BUNDLE"] = str(settings.bundle)
@@ -204,6 +205,7 @@ class OpenWorld:
         # What lives as long as the server is not worth scanning; long pauses are a request's p99.
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
+        gc.enable()
 
     def switch(self, served: Served) -> None:
         """Answer with another model from the next request on; called in a thread of its own."""
