@@ -54,13 +54,13 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def test_clients_that_come_back_when_told(busy: Server, say: Say) -> None:
     seen = overload(busy, ROOM, seconds=6, rounds=3)
-    say(
-        f"overload, polite, {seen} (asked for: {KEPT} of the peak, {SLACK} full queues, {PLACES * ROOM.images:.0f} places, {GROWTH} MB)"
-    )
+    places = PLACES * ROOM.images
+    asked = f"{KEPT} of the peak, {SLACK} full queues, {places:.0f} places, {GROWTH} MB"
+    say(f"overload, polite, {seen} (asked for: {asked})")
     assert_orderly(seen)
     assert seen.kept >= KEPT
     assert seen.overloaded.p99 <= SLACK * seen.full_queue
-    assert seen.places <= PLACES * ROOM.images
+    assert seen.places <= places
     assert seen.grown <= GROWTH
 
 
