@@ -30,6 +30,7 @@ from serving.group import VARIABLE as GROUP_VARIABLE
 from serving.group import Group
 from serving.logs import log_as
 from serving.machine import Plan, available_cpus, plan
+from serving.memory import keep_large_blocks_apart
 from serving.meter import Meter
 from serving.metrics import LIMIT, MODEL, exposition, forget_dead_workers
 from serving.page import routes as page_routes
@@ -165,6 +166,7 @@ class OpenWorld:
         settings: Settings = pages.state.settings
         meter: Meter = pages.state.meter
         share: Plan = plan(settings, available_cpus())
+        keep_large_blocks_apart()
 
         def load(path: Path) -> Served:
             model = Model.load(

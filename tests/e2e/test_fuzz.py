@@ -208,6 +208,18 @@ def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Pr
     assert_unharmed(server, worker)
 
 
+def test_large_damaged_images_leave_nothing_behind(server: Server, worker: psutil.Process, say: Say) -> None:
+    """Each takes 16 MB until it is found to be incomplete."""
+    whole = saved(Image.new("RGBA", (2000, 2000), (1, 2, 3, 4)))
+    request = http_request("/predict", whole[: len(whole) - 100])
+    before = megabytes([worker])
+    replies = send(server.port, [request] * 10, clients=2)
+    grown = megabytes([worker]) - before
+    say(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
+    assert {said_code(reply.json()) for reply in replies} == {"broken_image"}
+    assert grown <= 24
+
+
 def said_code(body: dict[str, Any]) -> str:
     return str(body["error"]["code"]) if "error" in body else "answered"
 
