@@ -14,7 +14,7 @@ from serving.meter import Meter
 from serving.predictions import Reply
 from serving.schemas import ErrorAnswer
 from serving.settings import Settings
-from tests.helpers_serving import image_bytes
+from tests.helpers_serving import Server, image_bytes
 
 RED = image_bytes()
 
@@ -88,6 +88,17 @@ def asked(edge: Edge, method: str, path: str, headers: dict[str, str] | None = N
             return await client.request(method, path, headers=headers)
 
     return asyncio.run(main())
+
+
+def test_a_web_socket_is_not_opened(server: Server) -> None:
+    """No page is one; the request is answered like any other."""
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
+    assert httpx.get(f"{server.url}/predict", headers=upgrade).status_code == 405
 
 
 async def _serve_anything(scope: Scope, receive: Receive, send: Send) -> None:

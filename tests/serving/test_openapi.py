@@ -22,6 +22,7 @@ from serving.schemas import (
     ServerStatus,
     SwapAnswer,
 )
+from serving.service import _described
 from serving.unknowns import document as unknowns
 
 PREDICTIONS = ("/predict", "/predict_many")
@@ -48,6 +49,11 @@ def test_it_is_served(client: httpx.Client) -> None:
     response = client.get("/docs.json")
     assert response.headers["content-type"] == "application/json"
     assert response.json() == document()
+
+
+def test_it_is_worked_out_once() -> None:
+    """It takes longer than many answers, and the event loop would wait for it."""
+    assert _described() is _described()
 
 
 def test_every_page_and_body_form_is_there() -> None:
