@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
+from _bentoml_sdk import IODescriptor, Service
+from _bentoml_sdk.service import set_current_service
+from bentoml._internal.configuration.containers import BentoMLContainer
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from serving.late import import_late
 from serving.listen import listen_alone
-
-# What talks to BentoML's cloud: a sixth of all modules that a worker would import, and no server of ours uses it.
-for cloud in (("bentoml._internal.cloud",), ("bentoml._internal.cloud.client", "RestApiClient"), ("httpx",)):
-    import_late(*cloud)
-
-from _bentoml_sdk import IODescriptor, Service  # noqa: E402
-from _bentoml_sdk.service import set_current_service  # noqa: E402
-from bentoml._internal.configuration.containers import BentoMLContainer  # noqa: E402
+from serving.settings import HOME, Settings
 
 log = logging.getLogger("bentoml.openworld")
 
@@ -28,6 +27,15 @@ log = logging.getLogger("bentoml.openworld")
 def home() -> Path:
     """BENTOML_HOME, which a server may write to."""
     return Path(BentoMLContainer.bentoml_home.get())
+
+
+def start_lean_workers() -> None:
+    """Let the server of this process start `serving.worker` for each of its workers."""
+    from _bentoml_impl.server import serving
+
+    serving._SERVICE_WORKER_SCRIPT = f"{__package__}.worker"
+    # A worker starts in another folder where the service comes from a built bento.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
 
 
 class WholeRequest(IODescriptor):
@@ -53,23 +61,31 @@ class LeanService(Service):
         if context is not None and "fd" in context.params:
             listen_alone(context.params["fd"])
         self.inject_config()
-        factory = _lean_factory()(self, is_main=is_main)
+        factory = _lean_factory(traced=Settings.from_environment().tracing)(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
         return type(self).around(factory())
 
 
-def _lean_factory() -> type[Any]:
+def _lean_factory(*, traced: bool) -> type[Any]:
     """BentoML's, without what only services need that call others: to import that takes as long as all of ours."""
     import_late("aiohttp")
     import_late("_bentoml_impl.server.proxy", "create_proxy_app")
     # Only a worker needs it.
-    from _bentoml_impl.server.app import ServiceAppFactory
+    from _bentoml_impl.server.app import ContextMiddleware, ServiceAppFactory
     from bentoml._internal.server.base_app import BaseAppFactory
 
     class LeanFactory(ServiceAppFactory):
         # BentoML's looks at the services that ours depends on: there are none.
         readyz = BaseAppFactory.readyz
+
+        @property
+        def middlewares(self) -> list[Middleware]:
+            if traced:
+                return list(super().middlewares)
+            # To import OpenTelemetry takes long; the rest of BentoML's layers is off, or done by ours.
+            shared = [Middleware(CORSMiddleware, **self.access_control_options)] if self.enable_access_control else []
+            return [*shared, Middleware(ContextMiddleware, context=self.service.context)]
 
         async def create_instance(self, app: ASGIApp) -> None:
             # BentoML's adds a client through which the service could call itself.

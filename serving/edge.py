@@ -16,7 +16,16 @@ from serving.meter import Meter
 from serving.onewrite import one_write
 from serving.predictions import REFUSED, REQUEST_ID, Reply
 from serving.schemas import SCHEMA, error_answer
-from serving.security import ADMIN_PATHS, API_HEADERS, PAGE_HEADERS, USER, check_admin, check_change, check_key
+from serving.security import (
+    ADMIN_PATHS,
+    API_HEADERS,
+    KEY_PATHS,
+    PAGE_HEADERS,
+    USER,
+    check_admin,
+    check_change,
+    check_key,
+)
 from serving.settings import Settings
 
 PREDICTIONS = frozenset(("/predict", "/predict_many"))
@@ -58,7 +67,11 @@ class Edge:
             return
         exchange = Exchange(scope, send)
         try:
-            if self._key is not None and exchange.path in PREDICTIONS:
+            # Frameworks take a path that ends in a line break for the one without it: to us it is no page at all.
+            if not exchange.path.isprintable():
+                raise _no_page(exchange.path)
+            # What only begins like a page needs what the page needs, whatever the framework makes of the rest.
+            if self._key is not None and exchange.path.startswith(KEY_PATHS):
                 check_key(scope["headers"], self._key)
             if exchange.path.startswith(ADMIN_PATHS):
                 scope[USER] = check_admin(scope["headers"], self._token)
@@ -72,7 +85,8 @@ class Edge:
             self._meter.rejected(error.code)
             await exchange.refuse(error)
         except Exception:
-            log.exception("request %s failed", exchange.request_id)
+            request_id = exchange.request_id
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not exchange.begun:
                 await exchange.refuse(ServerError("the server failed", got="an error", allowed="see its log"))
         finally:
@@ -146,10 +160,14 @@ def _request_id(scope: Scope) -> str:
     return os.urandom(8).hex()
 
 
+def _no_page(path: str) -> PageError:
+    return PageError("no such page", got=path, allowed="what /docs.json lists")
+
+
 def _translated(exchange: Exchange, headers: dict[bytes, bytes]) -> RequestError:
     """What the framework meant, in our words."""
     if exchange.status == 404:
-        return PageError("no such page", got=exchange.path, allowed="what /docs.json lists")
+        return _no_page(exchange.path)
     if exchange.status == 405:
         allowed = headers.get(b"allow", b"another method").decode()
         return MethodError("the page takes another method", got=exchange.method, allowed=allowed)

@@ -18,7 +18,7 @@ Each error has such a status, a short code for programs, and says what was got a
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 LONGEST_ECHO = 200
 
@@ -39,6 +39,14 @@ class RequestError(Exception):
     def headers(self) -> dict[str, str]:
         """What the response says beside its body."""
         return {}
+
+    def alone(self) -> Self:
+        """Without the way that it came: frames hold all of a request and may lead back to its error.
+
+        A worker hardly ever looks for such cycles, and each would keep an image with all its pixels.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
 
 class MalformedRequestError(RequestError):

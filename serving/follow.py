@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.group import Group, Seat, State
-from serving.memory import give_back, keep_large_blocks_apart
+from serving.memory import give_back
 from serving.served import Served
 
 POLL = 0.05
@@ -42,7 +42,6 @@ class Follower:
         self._group = group
         self._load = load
         self._switch = switch
-        keep_large_blocks_apart()
         # Before the state is read: whoever leads a swap from here on waits for this worker.
         self._seat: Seat = group.join()
         path = group.state().serving.path

@@ -20,19 +20,20 @@ def read_files(body: bytes, content_type: str, most: int) -> list[bytes]:
             "form cannot be read", got="no boundary", allowed="multipart/form-data; boundary=..."
         )
     form = _Form(most)
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": form.begin,
-            "on_header_field": form.header_name,
-            "on_header_value": form.header_value,
-            "on_header_end": form.header_end,
-            "on_part_data": form.data,
-            "on_part_end": form.end,
-            "on_end": form.finish,
-        },
-    )
     try:
+        # A boundary that cannot be one is refused before anything is parsed.
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": form.begin,
+                "on_header_field": form.header_name,
+                "on_header_value": form.header_value,
+                "on_header_end": form.header_end,
+                "on_part_data": form.data,
+                "on_part_end": form.end,
+                "on_end": form.finish,
+            },
+        )
         parser.write(body)
     except FormParserError as error:
         raise MalformedRequestError("form cannot be read", got=str(error), allowed="multipart/form-data") from None

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL.Image import Image
 from pydantic_core import to_json
 
 from serving.answer import Question
 from serving.decision import FEATURES, OUTPUT_NAMES, decide
 from serving.errors import OutputError, RequestError
-from serving.preprocess import Limits, decode, to_pixels
+from serving.preprocess import Limits, open_image, to_pixels
 from serving.served import Served
+
+LARGE = 1_000_000
+"""Pixels: a larger image may take a megabyte of memory for every 64 thousand of them while it is decoded."""
 
 
 class Job:
@@ -28,23 +32,32 @@ class Job:
         "done",
         "features",
         "fields",
+        "image",
         "inference",
         "pixels",
         "question",
         "queued",
         "read",
+        "request_id",
         "served",
         "waited",
     )
 
     def __init__(
-        self, read: Callable[[], bytes], question: Question, served: Served, done: asyncio.Future[str]
+        self,
+        read: Callable[[], bytes],
+        question: Question,
+        served: Served,
+        done: asyncio.Future[str],
+        request_id: str | None = None,
     ) -> None:
         self.read = read
         self.question = question
         self.served = served
         self.done = done
+        self.request_id = request_id
         self.content: bytes | None = None
+        self.image: Image | None = None
         self.features: NDArray[np.float32] | None = None
         self.pixels: NDArray[np.uint8] | None = None  # [1, height, width, channels]
         self.fields: dict[str, Any] | None = None
@@ -56,16 +69,31 @@ class Job:
         """Whether nobody waits for the answer any more: the deadline passed, or the client went away."""
         return self.done.done()
 
-    def decode(self, limits: Limits, *, keep: bool) -> None:
-        """From the request to pixels, or a RequestError; the file itself is only wanted by those who keep it."""
+    def open(self, limits: Limits, *, keep: bool) -> None:
+        """From the request to the head of an image, or a RequestError; `keep` the file for those who want it."""
         started = time.perf_counter()
         self.waited = started - self.arrived
         content = self.read()
-        self.pixels = to_pixels(decode(content, limits), self.served.model.manifest.image)[np.newaxis]
+        self.image = open_image(content, limits)
         if keep:
             self.content = content
         self.queued = time.perf_counter()
         self.decoding = self.queued - started
+
+    @property
+    def large(self) -> bool:
+        """Whether the pixels take so much memory that only one such image is decoded at a time."""
+        return self.image is not None and self.image.width * self.image.height > LARGE
+
+    def decode(self) -> None:
+        """From the head to pixels, or a RequestError."""
+        started = time.perf_counter()
+        self.waited += started - self.queued
+        image, self.image = self.image, None
+        assert image is not None
+        self.pixels = to_pixels(image, self.served.model.manifest.image)[np.newaxis]
+        self.queued = time.perf_counter()
+        self.decoding += self.queued - started
 
 
 def answer(batch: list[Job], *, features: bool) -> list[str | RequestError]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from functools import partial
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +19,10 @@ def import_late(name: str, *functions: str) -> None:
     if name in sys.modules:
         return
     stand_in = ModuleType(name)
-    if (spec := importlib.util.find_spec(name)) and spec.submodule_search_locations is not None:
-        stand_in.__path__ = list(spec.submodule_search_locations)
 
     def load(attribute: str) -> Any:
+        if attribute == "__path__" and (places := _places(name)) is not None:
+            return places
         if attribute.startswith("__"):
             # Asked by the import system itself, of every module.
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
@@ -39,3 +39,10 @@ def import_late(name: str, *functions: str) -> None:
     # Called for what is not found in the module itself (PEP 562).
     stand_in.__dict__["__getattr__"] = load
     sys.modules[name] = stand_in
+
+
+def _places(name: str) -> list[str] | None:
+    """Where the parts of a package lie; looked for only when one is wanted, as that imports the package around it."""
+    around = name.rpartition(".")[0]
+    spec = PathFinder.find_spec(name, importlib.import_module(around).__path__ if around else None)
+    return None if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)

@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from functools import lru_cache
 from typing import TextIO
 
@@ -30,13 +31,18 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (request_id := getattr(record, "request_id", None)) is not None:
+            line["request_id"] = request_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _encode(line)
 
 
 def log_as(form: str) -> None:
-    """Let every handler that BentoML has set up write in `form`: json, or text as BentoML does."""
+    """Let every handler that BentoML has set up write in `form`: json, or text as BentoML does; warnings too."""
+    logging.captureWarnings(True)
+    # About callers' files, and each in words of its own: what is wrong with a file is in the caller's answer.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     if form == "json":
         loggers = [logging.getLogger(name) for name in (None, "bentoml", "uvicorn.error", "circus")]
         for handler in {handler for logger in loggers for handler in logger.handlers}:

@@ -1,4 +1,4 @@
-"""Memory of bundles that are no longer served goes back to the machine, where the C library is glibc."""
+"""Memory of large images, and of bundles that are no longer served, goes back to the machine where there is glibc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def keep_large_blocks_apart() -> None:
     """Give every block of LARGE bytes or more pages of its own, which go back when it is freed.
 
     glibc stops to do so for blocks as large as any that was freed before: the weights of each bundle would then leave
-    holes between smaller things, as measured up to the size of a bundle after every few swaps.
+    holes between smaller things, as measured up to the size of a bundle after every few swaps, and a worker would keep
+    as much as the largest image ever took.
     """
     if (mallopt := _libc("mallopt")) is not None:
         mallopt(_MMAP_THRESHOLD, LARGE)
@@ -23,7 +24,7 @@ def keep_large_blocks_apart() -> None:
 
 def give_back() -> None:
     """What nothing leads to any more is gone now, and not when there happens to be time."""
-    # Requests that were refused leave cycles that lead to what they were asked of.
+    # Requests of ours leave no cycles; those of a framework may lead to what was asked of a bundle.
     gc.collect()
     if (trim := _libc("malloc_trim")) is not None:
         trim(0)

@@ -69,6 +69,8 @@ class _Everything(Collector):
 
 def exposition() -> bytes:
     """The page that Prometheus reads."""
+    # Where a dead worker is not replaced, nobody else takes back its share.
+    forget_dead_workers()
     registry = CollectorRegistry()
     workers = MultiProcessCollector(None) if FOLDER_VARIABLE in os.environ else REGISTRY
     registry.register(_Everything(workers))

@@ -16,6 +16,7 @@ from serving.errors import (
     BusyError,
     CrossSiteError,
     DeadlineError,
+    EmptyImageError,
     ImageFormatError,
     MalformedRequestError,
     MediaTypeError,
@@ -64,7 +65,9 @@ _EXAMPLES: list[RequestError] = [
     TooManyBytesError("body too large", got="20971520 bytes", allowed="up to 10485760 bytes for this content type"),
     TooManyPixelsError("image too large", got="12000 x 12000 pixels", allowed="up to 16000000 pixels"),
     TooManyImagesError("too many images", got="65", allowed="1 to 64"),
+    MediaTypeError("body cannot be read", got="Content-Type text/plain", allowed="multipart/form-data, image/*, JSON"),
     ImageFormatError("not an image that is read here", got="content that starts with b'GIF89a'", allowed="PNG, JPEG"),
+    EmptyImageError("no image", got="0 bytes", allowed="1 to 10485760 bytes"),
     BrokenImageError("image cannot be read", got="300 bytes of PNG", allowed="a complete, undamaged file"),
     ParameterError("no such task", got="task=9", allowed="0 to 3"),
     OutputError("the network failed on this image", got="a number not finite", allowed="finite numbers"),
@@ -72,7 +75,7 @@ _EXAMPLES: list[RequestError] = [
     BusyError("too much to do", got="1 more beside 128", allowed="128 images at a time in this worker", retry_after=1),
     DeadlineError("the deadline passed", got="no answer", allowed="30 seconds from the request's head to its answer"),
 ]
-_EVERYWHERE = (405, 500)
+_EVERYWHERE: list[RequestError] = [error for error in _EXAMPLES if isinstance(error, (MethodError, ServerError))]
 _PREDICTION = (400, 401, 405, 413, 415, 422, 500, 503, 504)
 _ADMIN_MEANINGS = {
     401: "no valid admin token",
@@ -109,17 +112,17 @@ def document() -> dict[str, Any]:
             "/predict": {"post": _predict()},
             "/predict_many": {"post": _predict_many()},
             "/model": {"get": _page("model", "What is being served", parts.json(ModelDescription))},
-            "/livez": {"get": _page("livez", "The process is alive", _text("an empty line"))},
-            "/healthz": {"get": _page("healthz", "The same as /livez", _text("an empty line"))},
-            "/readyz": {"get": _page("readyz", "The golden images gave the golden answers", _text("an empty line"))},
-            "/metrics": {"get": _page("metrics", "Metrics of all workers", _text("Prometheus' text format"))},
+            "/livez": {"get": _page("livez", "The process is alive", _EMPTY)},
+            "/healthz": {"get": _page("healthz", "The same as /livez", _EMPTY)},
+            "/readyz": {"get": _page("readyz", "The golden images gave the golden answers", _EMPTY)},
+            "/metrics": {"get": _page("metrics", "Metrics of all workers", _METRICS)},
             "/admin/reload": {"post": _admin("reload", "Serve the bundle that is there now", SwapAnswer, _SWAP)},
             "/admin/rollback": {"post": _admin("rollback", "Serve what was served before", SwapAnswer, _SWAP)},
             "/admin/status": {"get": _admin("status", "What every worker serves", ServerStatus, _ADMIN)},
             **unknowns.paths(),
         },
         "components": {
-            "schemas": {**parts.schemas(_MODELS), **unknowns.schemas()},
+            "schemas": parts.with_examples({**parts.schemas(_MODELS), **unknowns.schemas()}),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -141,9 +144,9 @@ def _predict() -> dict[str, Any]:
             "required": True,
             "description": "One PNG, JPEG, WebP or BMP image, told by its content.",
             "content": {
-                "multipart/form-data": {"schema": form},
-                "image/*": {"schema": _FILE},
-                "application/octet-stream": {"schema": _FILE},
+                "multipart/form-data": {"schema": form, "example": {"image": parts.A_FILE}},
+                "image/*": {"schema": _FILE, "example": parts.A_FILE},
+                "application/octet-stream": {"schema": _FILE, "example": parts.A_FILE},
                 "application/json": {"schema": parts.reference(ImageBody), "example": parts.example(ImageBody)},
             },
         },
@@ -163,7 +166,7 @@ def _predict_many() -> dict[str, Any]:
             "required": True,
             "description": "PNG, JPEG, WebP or BMP images, each told by its content; answered in order.",
             "content": {
-                "multipart/form-data": {"schema": form},
+                "multipart/form-data": {"schema": form, "example": {"images": [parts.A_FILE] * 2}},
                 "application/json": {"schema": parts.reference(ImagesBody), "example": parts.example(ImagesBody)},
             },
         },
@@ -197,11 +200,15 @@ def _parameters() -> list[dict[str, Any]]:
 
 
 def _page(name: str, summary: str, response: dict[str, Any]) -> dict[str, Any]:
-    return {"operationId": name, "summary": summary, "responses": {"200": response, **_errors(_EVERYWHERE)}}
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {"200": response, **parts.errors((405, 500), _MEANINGS, _EVERYWHERE)},
+    }
 
 
-def _text(description: str) -> dict[str, Any]:
-    return parts.file(description, "text/plain")
+_EMPTY = parts.file("an empty line", "\n", "text/plain")
+_METRICS = parts.file("Prometheus' text format", "openworld_queue_depth 0.0\n", "text/plain")
 
 
 def _admin(name: str, summary: str, answer: type[BaseModel], statuses: tuple[int, ...]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from serving.errors import RequestError
 from serving.schemas import SCHEMA, ErrorAnswer, error_answer
 
 _REF = "#/components/schemas/{model}"
+A_FILE = "the bytes of seven.png"
+"""What stands for bytes where only text can."""
 REQUEST_ID = "5f2c9a7b1e604d83"
 ADMIN_ONLY: list[dict[str, list[str]]] = [{"admin": []}, {"admin_page": []}]
 """Who may: by the admin token alone, or as a browser asks for it."""
@@ -25,6 +27,26 @@ def schemas(models: Iterable[type[BaseModel]], mode: JsonSchemaMode = "serializa
         found.update(schema.pop("$defs", {}))
         found[model.__name__] = schema
     return found
+
+
+def with_examples(found: dict[str, Any]) -> dict[str, Any]:
+    """The same schemas: a field that is made of others shows what these show."""
+    for schema in found.values():
+        for field in schema.get("properties", {}).values():
+            field.setdefault("examples", [_shown(field, found)])
+    return found
+
+
+def _shown(part: dict[str, Any], found: dict[str, Any]) -> Any:
+    if part.get("examples"):
+        return part["examples"][0]
+    if "$ref" in part:
+        return _shown(found[part["$ref"].rpartition("/")[2]], found)
+    if "anyOf" in part:
+        return _shown(part["anyOf"][0], found)
+    if part.get("type") == "array":
+        return [_shown(part["items"], found)]
+    return {name: _shown(field, found) for name, field in part["properties"].items()}
 
 
 def parameter(
@@ -61,9 +83,10 @@ def json(model: type[BaseModel], shown: Any = None) -> dict[str, Any]:
     return {"description": model.__doc__ or model.__name__, "headers": _headers(), "content": content}
 
 
-def file(description: str, *media_types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+def file(description: str, example: str, *media_types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
     """A response that is no JSON; text, unless the schema says otherwise."""
-    content = {media_type: {"schema": schema or {"type": "string"}} for media_type in media_types}
+    shown = {"schema": schema or {"type": "string"}, "example": example}
+    content = dict.fromkeys(media_types, shown)
     return {"description": description, "headers": _headers(), "content": content}
 
 

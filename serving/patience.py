@@ -30,6 +30,8 @@ class Watch:
         self._timer.cancel()
         if self._listening is not None:
             self._listening.cancel()
+            # A task that was cancelled leads back here, and to the request.
+            self._listening = None
 
     def _listen(self) -> None:
         self._listening = self._loop.create_task(self._until_gone())

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 
 from serving.answer import Question
 from serving.errors import ClientGoneError, DeadlineError, RequestError
+from serving.held import Held, Take
 from serving.meter import Meter
 from serving.patience import Watch
 from serving.queue import SMALL, InferenceQueue
@@ -38,6 +39,7 @@ class Predictions:
         self._queue = queue
         self._meter = meter
         self._settings = settings
+        self._held = Held(settings.max_held)
 
     async def one(self, scope: Scope, receive: Receive) -> Reply:
         """Say what an image shows, or that it is unknown."""
@@ -52,24 +54,27 @@ class Predictions:
             async with asyncio.timeout(self._settings.deadline):
                 return Reply(200, await answer(scope, receive), {})
         except RequestError as error:
-            refused = error
+            return self._refused(error.alone(), scope)
         except TimeoutError:
             allowed = f"{self._settings.deadline:g} seconds from the request's head to its answer"
-            refused = DeadlineError("the deadline passed", got="no answer", allowed=allowed)
-        self._meter.rejected(refused.code)
-        scope[REFUSED] = refused.code
-        return Reply(refused.status, error_answer(refused, scope.get(REQUEST_ID)).model_dump_json(), refused.headers)
+            return self._refused(DeadlineError("the deadline passed", got="no answer", allowed=allowed), scope)
+
+    def _refused(self, error: RequestError, scope: Scope) -> Reply:
+        self._meter.rejected(error.code)
+        scope[REFUSED] = error.code
+        return Reply(error.status, error_answer(error, scope.get(REQUEST_ID)).model_dump_json(), error.headers)
 
     async def _one(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
-        with self._queue.admitted():
-            upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes)
+        request_id = scope.get(REQUEST_ID)
+        with self._queue.admitted(), self._held.share() as take:
+            upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes, take)
             if len(upload.body) <= SMALL.size:
-                said = await self._queue.answer_in_place(upload.image, question, served)
+                said = await self._queue.answer_in_place(upload.image, question, served, request_id)
                 if said is not None:
                     return said
-            done = self._queue.ask(upload.image, question, served)
+            done = self._queue.ask(upload.image, question, served, request_id)
             with Watch(receive, [done]) as watch:
                 try:
                     return await done
@@ -81,17 +86,17 @@ class Predictions:
     async def _many(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
-        with self._queue.admitted():
-            upload = await _upload(scope, receive, limit_for_many, self._settings.max_body)
+        with self._queue.admitted(), self._held.share() as take:
+            upload = await _upload(scope, receive, limit_for_many, self._settings.max_body, take)
             images = await asyncio.to_thread(upload.images, self._settings.max_images)
-            with self._queue.admitted(len(images) - 1):
-                said = await self._each(images, question, served, receive)
+            # The images are copies: what they came in need not wait for their answers.
+            del upload
+            with self._queue.admitted(len(images) - 1, own=1):
+                ask = partial(self._queue.ask, question=question, served=served, request_id=scope.get(REQUEST_ID))
+                said = await self._each([ask(partial(_unwrap, image)) for image in images], receive)
         return f'{{"answers":[{",".join(said)}]}}'
 
-    async def _each(
-        self, images: list[bytes | RequestError], question: Question, served: Served, receive: Receive
-    ) -> list[str]:
-        asked = [self._queue.ask(partial(_unwrap, image), question, served) for image in images]
+    async def _each(self, asked: list[asyncio.Future[str]], receive: Receive) -> list[str]:
         with Watch(receive, asked) as watch:
             outcomes = await asyncio.gather(*asked, return_exceptions=True)
         if watch.gone:
@@ -112,7 +117,7 @@ def _question(scope: Scope, served: Served) -> Question:
     return read_question(served.model, query) if query else served.question
 
 
-async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int) -> Upload:
+async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], int], size: int, take: Take) -> Upload:
     content_type = announced = b""
     for name, value in scope["headers"]:
         if name == b"content-type":
@@ -120,7 +125,7 @@ async def _upload(scope: Scope, receive: Receive, limit: Callable[[str, int], in
         elif name == b"content-length":
             announced = value
     kind = content_type.decode("latin-1")
-    return Upload(kind, await read_body(receive, announced, limit(kind, size)))
+    return Upload(kind, await read_body(receive, announced, limit(kind, size), take))
 
 
 def _unwrap(image: bytes | RequestError) -> bytes:

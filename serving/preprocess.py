@@ -6,7 +6,9 @@ profiles are not applied.
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,13 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = {_UPRIGHT[orientation] for orientation in (5, 6, 7, 8)}
+"""A row becomes a column."""
+_FROM_THE_END = {_UPRIGHT[orientation] for orientation in (3, 4, 6, 7)}
+"""The first row becomes the last row or column."""
+
+STRIP = 256 * 1024
+"""Pixels of a large image that are converted together."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,14 @@ LIMITS = Limits()
 
 def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
     """Read one PNG, JPEG, WebP or BMP file whole, or raise a RequestError."""
+    image = open_image(content, limits)
+    with _broken_if_unreadable(f"{len(content)} bytes of {image.format}"):
+        image.load()
+    return image
+
+
+def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
+    """Read the head of a file, which says how large the image is; `plain` and `to_pixels` read the rest."""
     if not content:
         raise EmptyImageError("no image", got="0 bytes", allowed=f"1 to {limits.size} bytes")
     if len(content) > limits.size:
@@ -64,18 +81,13 @@ def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
             "image file too large", got=f"{len(content)} bytes", allowed=f"up to {limits.size} bytes"
         )
     kind = format_of(content)
-    try:
-        image = Image.open(io.BytesIO(content), formats=(kind,))
+    with _broken_if_unreadable(f"{len(content)} bytes of {kind}"):
+        try:
+            image = Image.open(io.BytesIO(content), formats=(kind,))
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            allowed = f"up to {limits.pixels} pixels"
+            raise TooManyPixelsError("image too large", got=str(error), allowed=allowed) from None
         _check_pixels(image.size, limits)
-        image.load()
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise TooManyPixelsError("image too large", got=str(error), allowed=f"up to {limits.pixels} pixels") from None
-    except RequestError:
-        raise
-    except Exception as error:
-        # Pillow meets hostile bytes with almost any exception: OSError, SyntaxError, struct.error, zlib.error ...
-        got = f"{len(content)} bytes of {kind}: {type(error).__name__}: {error}"
-        raise BrokenImageError("image cannot be read", got=got, allowed="a complete, undamaged file") from error
     return image
 
 
@@ -91,7 +103,33 @@ def to_pixels(image: Image.Image, spec: ImageSpec) -> NDArray[np.uint8]:
 
 def plain(image: Image.Image, mode: str) -> Image.Image:
     """Upright, 8-bit and opaque, in the mode L or RGB."""
-    image = _opaque(_eight_bit(_upright(image)))
+    with _broken_if_unreadable(f"{image.format or image.mode} of {image.width} x {image.height} pixels"):
+        # A PNG may say how it was turned behind its pixels.
+        image.load()
+        turn = _turn(image)
+        if turn is None and image.mode == mode and not image.has_transparency_data:
+            return image
+        if image.width * image.height > STRIP:
+            return _in_strips(image, mode, turn)
+        flat = _flat(image, mode)
+        return flat if turn is None else flat.transpose(turn)
+
+
+def _in_strips(image: Image.Image, mode: str, turn: Image.Transpose | None) -> Image.Image:
+    """The same pixels, without a copy of the whole image for every step between."""
+    width, height = image.size
+    made = Image.new(mode, (height, width) if turn in _SIDEWAYS else (width, height))
+    rows = max(1, STRIP // width)
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        strip = _flat(image.crop((0, top, width, bottom)), mode)
+        start = height - bottom if turn in _FROM_THE_END else top
+        made.paste(strip if turn is None else strip.transpose(turn), (start, 0) if turn in _SIDEWAYS else (0, start))
+    return made
+
+
+def _flat(image: Image.Image, mode: str) -> Image.Image:
+    image = _opaque(_eight_bit(image))
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -120,18 +158,28 @@ def _check_pixels(size: tuple[int, int], limits: Limits) -> None:
         )
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    # A PNG may say it behind its pixels.
-    image.load()
+@contextlib.contextmanager
+def _broken_if_unreadable(got: str) -> Iterator[None]:
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        # Pillow meets hostile bytes with almost any exception: OSError, SyntaxError, struct.error, zlib.error ...
+        got = f"{got}: {type(error).__name__}: {error}"
+        raise BrokenImageError("image cannot be read", got=got, allowed="a complete, undamaged file") from error
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes it upright."""
     if not image.info:
-        return image
+        return None
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG)
     except Exception:
         # A photograph whose EXIF block is damaged is still a photograph.
-        return image
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+        return None
+    return _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

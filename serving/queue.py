@@ -83,9 +83,10 @@ class InferenceQueue:
         self._small = Limits(min(limits.size, SMALL.size), min(limits.pixels, SMALL.pixels))
         self._seconds_an_image = 0.0
         self._alone = Alone()
-        """The version whose last run of one image was quick."""
         self._loop = asyncio.get_running_loop()
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
+        self._large: deque[Job] = deque()
+        self._decoding_large = threading.Lock()
         self._decoded: deque[Job] = deque()
         self._graph = threading.Lock()
         self._threads = [threading.Thread(target=self._work, name=f"image-{n}", daemon=True) for n in range(threads)]
@@ -93,10 +94,10 @@ class InferenceQueue:
             thread.start()
 
     @contextlib.contextmanager
-    def admitted(self, images: int = 1) -> Iterator[None]:
-        """Room for so many images until the block ends, or a BusyError at once."""
+    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
+        """Room for so many images until the block ends, or a BusyError at once; `own` are of the same request."""
         # More than fit are still taken when there is nothing else to do: they could never be answered otherwise.
-        if self.depth and self.depth + images > self._limit:
+        if self.depth > own and self.depth + images > self._limit:
             raise BusyError(
                 "too much to do",
                 got=f"{images} more beside {self.depth}",
@@ -109,16 +110,20 @@ class InferenceQueue:
         finally:
             self.depth -= images
 
-    def ask(self, read: Callable[[], bytes], question: Question, served: Served) -> asyncio.Future[str]:
+    def ask(
+        self, read: Callable[[], bytes], question: Question, served: Served, request_id: str | None = None
+    ) -> asyncio.Future[str]:
         """Put an image in line; the future gets the answer as JSON, or a RequestError. To cancel it is to give up.
 
-        `question` was checked against `served`, which may have been replaced since.
+        `question` was checked against `served`, which may have been replaced since; `request_id` is for the log.
         """
         done: asyncio.Future[str] = self._loop.create_future()
-        self._incoming.put(Job(read, question, served, done))
+        self._incoming.put(Job(read, question, served, done, request_id))
         return done
 
-    async def answer_in_place(self, read: Callable[[], bytes], question: Question, served: Served) -> str | None:
+    async def answer_in_place(
+        self, read: Callable[[], bytes], question: Question, served: Served, request_id: str | None = None
+    ) -> str | None:
         """As `ask`, but worked out here and now; None if the image has to stand in line.
 
         That is so unless it is small, the only one that was admitted, and `served` known to be quick.
@@ -129,9 +134,10 @@ class InferenceQueue:
         await asyncio.sleep(0)
         if self.depth > 1 or not self._graph.acquire(blocking=False):
             return None
-        job = Job(read, question, served, self._loop.create_future())
+        job = Job(read, question, served, self._loop.create_future(), request_id)
         try:
-            job.decode(self._small, keep=self._keeper is not None)
+            job.open(self._small, keep=self._keeper is not None)
+            job.decode()
             (said,) = self._answer([job])
         except (EmptyImageError, TooManyBytesError, TooManyPixelsError):
             # Their errors name limits, which must be the server's own: the way through the threads has these.
@@ -139,7 +145,7 @@ class InferenceQueue:
         except RequestError:
             raise
         except Exception as error:
-            raise _told(error) from error
+            raise _told(error, [job]) from error
         finally:
             self._graph.release()
             # Only what was abandoned can have come meanwhile, and goes.
@@ -158,7 +164,7 @@ class InferenceQueue:
 
     def _work(self) -> None:
         while (job := self._incoming.get()) is not None:
-            self._decode(job)
+            self._open(job)
             # What stands in line is worth decoding first, as long as it fits into the same batch.
             if self._incoming.empty() or len(self._decoded) >= self.served.max_batch:
                 self._run_decoded()
@@ -166,11 +172,36 @@ class InferenceQueue:
             del job
         self._run_decoded()
 
+    def _open(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        try:
+            job.open(self._limits, keep=self._keeper is not None)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._fail, [job], error)
+            return
+        if job.large:
+            self._large.append(job)
+            self._decode_large()
+        else:
+            self._decode(job)
+
+    def _decode_large(self) -> None:
+        """One at a time, for the memory that each takes; meanwhile the other threads decode small ones."""
+        # As with the graph: whoever does not get the lock may leave.
+        while self._large and self._decoding_large.acquire(blocking=False):
+            try:
+                if self._large:
+                    self._decode(self._large.popleft())
+            finally:
+                self._decoding_large.release()
+            self._run_decoded()
+
     def _decode(self, job: Job) -> None:
         if job.abandoned:
             return
         try:
-            job.decode(self._limits, keep=self._keeper is not None)
+            job.decode()
         except Exception as error:
             self._loop.call_soon_threadsafe(self._fail, [job], error)
             return
@@ -229,7 +260,7 @@ class InferenceQueue:
         self._loop.call_soon(self._note, batch)
 
     def _fail(self, batch: list[Job], error: Exception) -> None:
-        told = _told(error)
+        told = _told(error, batch)
         for job in batch:
             if not job.done.done():
                 job.done.set_exception(told)
@@ -253,9 +284,10 @@ class InferenceQueue:
             keeper.offer(Arrival(job.content, kind, time.time(), job.served.version, fields, job.features.copy()))
 
 
-def _told(error: Exception) -> RequestError:
+def _told(error: Exception, batch: list[Job]) -> RequestError:
     """What the caller hears of it; what is our own fault is told to the log."""
     if isinstance(error, RequestError):
-        return error
-    log.error("an image could not be answered", exc_info=error)
+        return error.alone()
+    requests = ", ".join(sorted({job.request_id for job in batch if job.request_id is not None})) or None
+    log.error("no answer for an image of request %s", requests, exc_info=error, extra={"request_id": requests})
     return ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")

@@ -11,6 +11,8 @@ from serving.errors import AdminOffError, AdminTokenError, CrossSiteError, Media
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+KEY_PATHS = ("/predict",)
+"""What starts with one of these needs the API key, where the server has one."""
 ADMIN_PATHS = ("/admin", "/unknowns")
 """What starts with one of these needs the admin token."""
 USER = "openworld_user"

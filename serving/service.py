@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,13 +15,13 @@ import bentoml
 from prometheus_client import Gauge
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope
 
 from serving.admin import routes as admin_routes
 from serving.answer import describe
-from serving.bento import LeanService, WholeRequest, home
+from serving.bento import LeanService, WholeRequest, home, start_lean_workers
 from serving.bundle import BundleError
 from serving.edge import Edge
 from serving.errors import RequestError
@@ -28,9 +30,9 @@ from serving.group import VARIABLE as GROUP_VARIABLE
 from serving.group import Group
 from serving.logs import log_as
 from serving.machine import Plan, available_cpus, plan
+from serving.memory import keep_large_blocks_apart
 from serving.meter import Meter
 from serving.metrics import LIMIT, MODEL, exposition, forget_dead_workers
-from serving.openapi import document
 from serving.page import routes as page_routes
 from serving.predictions import REFUSED, REQUEST_ID, Predictions, Reply
 from serving.preflight import BAD_SETTINGS_OR_BUNDLE, check_in_child, first_bundle, found_group
@@ -55,7 +57,15 @@ async def _model(request: Request) -> Response:
 
 
 async def _docs(request: Request) -> Response:
-    return JSONResponse(document())
+    return Response(await asyncio.to_thread(_described), media_type="application/json")
+
+
+@functools.cache
+def _described() -> bytes:
+    """Worked out when it is first asked for: that takes longer than many answers."""
+    from serving.openapi import document
+
+    return json.dumps(document(), separators=(",", ":")).encode()
 
 
 async def _metrics(request: Request) -> Response:
@@ -133,6 +143,7 @@ class OpenWorld:
             print(error, file=sys.stderr)
             sys.exit(BAD_SETTINGS_OR_BUNDLE)
         log_as(settings.log)
+        start_lean_workers()
         # The workers inherit it, and may run in another directory.
         if settings.bundles is None:
             os.environ["OPENWORLD_BUNDLE"] = str(settings.bundle)
@@ -155,6 +166,7 @@ class OpenWorld:
         settings: Settings = pages.state.settings
         meter: Meter = pages.state.meter
         share: Plan = plan(settings, available_cpus())
+        keep_large_blocks_apart()
 
         def load(path: Path) -> Served:
             model = Model.load(
@@ -195,6 +207,7 @@ class OpenWorld:
         # What lives as long as the server is not worth scanning; long pauses are a request's p99.
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
+        gc.enable()
 
     def switch(self, served: Served) -> None:
         """Answer with another model from the next request on; called in a thread of its own."""

@@ -43,6 +43,7 @@ class Settings:
     max_pixels: int = 16_000_000
     max_images: int = 64
     max_body: int = 64 * 1024 * 1024
+    max_held: int = 128 * 1024 * 1024
     api_key: str | None = field(default=None, repr=False)
     log: str = "json"
     access_log: bool = True
@@ -189,6 +190,7 @@ _READERS: dict[str, _Reader] = {
     "max_pixels": _whole(1),
     "max_images": _whole(1),
     "max_body": _whole(1),
+    "max_held": _whole(1),
     "api_key": _Reader(_checked_key, _KEY_RULE),
     "log": _one_of(*LOG_CHOICES),
     "access_log": _Reader(_switch, "on, off"),

@@ -22,6 +22,7 @@ from serving.errors import (
     TooManyImagesError,
 )
 from serving.forms import read_files
+from serving.held import Take
 from serving.runtime import Model
 from serving.schemas import ImageBody, ImagesBody
 
@@ -63,10 +64,11 @@ class Upload:
         if self.media_type == FORM:
             images: list[bytes | RequestError] = [*read_files(self.body, self.content_type, most)]
         else:
-            texts = from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images
+            texts = list(from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images)
             if len(texts) > most:
                 raise TooManyImagesError("too many images", got=str(len(texts)), allowed=f"1 to {most}")
-            images = [_or_error(text) for text in texts]
+            # Each text makes room for its image.
+            images = [_or_error(texts.pop(0)) for _ in range(len(texts))]
         if not images:
             raise MalformedRequestError("no images", got="0 images", allowed=f"1 to {most}")
         return images
@@ -112,8 +114,8 @@ def limit_for_many(content_type: str, size: int) -> int:
     raise MediaTypeError("body cannot be read", got=f"Content-Type {kind or 'not given'}", allowed=MANY_FORMS)
 
 
-async def read_body(receive: Receive, announced: bytes, limit: int) -> bytes:
-    """The whole body; no more than `limit` bytes are ever held, whatever was announced."""
+async def read_body(receive: Receive, announced: bytes, limit: int, take: Take = lambda size: None) -> bytes:
+    """The whole body; no more than `limit` bytes are ever held, whatever was announced, and all that `take` allows."""
     if announced.isdigit() and int(announced) > limit:
         raise _too_many_bytes(announced.decode(), limit)
     chunks: list[bytes] = []
@@ -127,6 +129,7 @@ async def read_body(receive: Receive, announced: bytes, limit: int) -> bytes:
         held += len(chunk)
         if held > limit:
             raise _too_many_bytes(f"at least {held}", limit)
+        take(len(chunk))
         chunks.append(chunk)
         more = message.get("more_body", False)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -161,4 +164,4 @@ def _or_error(text: str) -> bytes | RequestError:
     try:
         return _from_base64(text)
     except RequestError as error:
-        return error
+        return error.alone()

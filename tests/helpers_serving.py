@@ -183,14 +183,26 @@ def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return stored.getvalue()
 
 
+def png(*chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG whose every chunk is sealed, whatever is in it; each is a name and a body."""
+    sealed = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in (*chunks, (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sealed)
+
+
 def png_header(width: int, height: int) -> bytes:
     """A PNG that announces a size and holds next to nothing."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return png((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 1000)))
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+def bad_palettes() -> list[bytes]:
+    """PNGs of 4 x 4 indices: into no palette, and into one with more transparency than colours."""
+    header = (b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 3, 0, 0, 0))
+    data = (b"IDAT", zlib.compress(bytes(4 * 5)))
+    return [png(header, data), png(header, (b"PLTE", bytes(3 * 256)), (b"tRNS", bytes(300)), data)]
 
 
 def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, str] | None = None) -> dict[str, str]:

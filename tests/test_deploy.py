@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -193,6 +196,7 @@ def test_the_autoscaler_and_the_alerts_use_metrics_that_exist() -> None:
     assert queue["pods"]["metric"]["name"] in series()
     (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["seriesQuery"].startswith(queue["pods"]["metric"]["name"] + "{")
+    assert "[2m]" in rule["metricsQuery"], "a minute may hold no scrape at all"
     assert set(re.findall(r"openworld_\w+", (DOCS / "deploy.md").read_text())) <= series()
 
 
@@ -226,11 +230,49 @@ def test_the_image_holds_what_was_tested(bento: Path) -> None:
 
 
 def test_the_entry_point_serves_page_samples_and_answers(bento: Path, tmp_path: Path) -> None:
-    """The script that the image runs, with the paths of this machine in place of the image's."""
+    """The script that the image runs, with the paths of this machine in place of the image's.
+
+    Where this test may, it runs it as the image's user, on a file system of which only its home can be written.
+    """
     with entered(bento, tmp_path) as server:
+        if may_confine():
+            assert psutil.Process(server.process.pid).uids().real == USER
+            assert "ro" in root_options(server.process.pid)
         assert "<title>openworld</title>" in httpx.get(server.url).text
         assert httpx.get(f"{server.url}/samples").json() == {"samples": ["red.png"]}
         assert httpx.post(f"{server.url}/predict", files={"image": image_bytes()}).json()["label"] == "red"
+
+
+USER = 1034
+
+
+@functools.cache
+def may_confine() -> bool:
+    """Whether this process may make such a file system, in a name space that goes with the server."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv"))):
+        return False
+    trial = ["unshare", "-m", "mount", "-o", "remount,ro,bind", "/"]
+    return subprocess.run(trial, check=False, capture_output=True).returncode == 0
+
+
+def confined(home: Path) -> list[str]:
+    """A command before a command: another user, who may read all that root may, and write to `home` alone."""
+    if not may_confine():
+        return []
+    os.chown(home, USER, USER)
+    make = f'mount --bind {home} {home} && mount -o remount,ro,bind / && cd {home} && exec "$@"'
+    right = "-all,+dac_read_search"
+    user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    return ["unshare", "-m", "sh", "-c", f"'{make}'", "sh", *user, f"--inh-caps={right}", f"--ambient-caps={right}"]
+
+
+def root_options(pid: int) -> list[str]:
+    """How a process sees its root mounted."""
+    for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[4] == "/":
+            return fields[5].split(",")
+    return []
 
 
 def entered(bento: Path, home: Path) -> Any:
@@ -240,8 +282,8 @@ def entered(bento: Path, home: Path) -> Any:
     # Called as `python -m bentoml serve TARGET --host H --port P`; the script takes the options alone.
     wrapper.write_text(
         "#!/bin/sh\nshift 4\n"
-        f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH"\n'
-        f'exec env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" "$@"\n'
+        f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH" TMPDIR="{home}"\n'
+        f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" "$@"\n'
     )
     wrapper.chmod(0o755)
     return serving(home, None, python=str(wrapper), cwd=home)

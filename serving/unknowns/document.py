@@ -92,7 +92,10 @@ def paths() -> dict[str, Any]:
     return {
         "/unknowns": {
             "get": _operation(
-                "unknowns", "The page on which people label", parts.file("the page", "text/html"), (401, 403, 405, 500)
+                "unknowns",
+                "The page on which people label",
+                parts.file("the page", "<!doctype html>", "text/html"),
+                (401, 403, 405, 500),
             )
         },
         "/unknowns/groups": {
@@ -171,7 +174,7 @@ def _paging() -> list[dict[str, Any]]:
 
 
 def _picture(name: str, summary: str, number: dict[str, Any]) -> dict[str, Any]:
-    file = parts.file("the image", *MEDIA_TYPES.values(), schema={"type": "string", "format": "binary"})
+    file = parts.file("the image", parts.A_FILE, *MEDIA_TYPES.values(), schema={"type": "string", "format": "binary"})
     return _operation(name, summary, file, _IMAGE, parameters=[number])
 
 

@@ -25,7 +25,7 @@ from serving.quarantine import Grouping
 from serving.quarantine.store import Store
 from tests.conftest import Say
 from tests.helpers_quarantine import arrivals
-from tests.helpers_serving import Server, image_bytes, png_header, saved, serving, write_bundle
+from tests.helpers_serving import Server, bad_palettes, image_bytes, png, png_header, saved, serving, write_bundle
 from tests.load import http_request, megabytes, send, workers
 
 MUTANTS = 5000
@@ -73,8 +73,13 @@ def originals() -> list[bytes]:
         saved(picture, "TIFF"),
         saved(picture, "ICO"),
         saved(picture, "PPM"),
+        *bad_palettes(),
     ]
     return made
+
+
+def unharmed(content: bytes, noise: random.Random) -> bytes:
+    return content
 
 
 def flip_bits(content: bytes, noise: random.Random) -> bytes:
@@ -132,18 +137,21 @@ def bomb(content: bytes, noise: random.Random) -> bytes:
 def odd_png(content: bytes, noise: random.Random) -> bytes:
     """A PNG whose every chunk is sealed, with contents that do not fit together."""
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     depth, colour, interlace = noise.choice((1, 2, 3, 8, 16, 32)), noise.randrange(8), noise.randrange(3)
     header = struct.pack(">IIBBBBB", noise.randrange(1, 40), noise.randrange(1, 40), depth, colour, 0, 0, interlace)
-    extra = noise.choice((b"", chunk(b"PLTE", noise.randbytes(3 * noise.randrange(4))), chunk(b"tRNS", b"\0\1")))
-    extra += noise.choice((b"", chunk(b"eXIf", noise.randbytes(30)), chunk(b"zTXt", b"k\0\0" + noise.randbytes(9))))
+    kinds = {
+        b"PLTE": lambda: noise.randbytes(3 * noise.randrange(4)),
+        b"tRNS": lambda: noise.choice((b"\0\1", bytes(6), noise.randbytes(300))),
+        b"eXIf": lambda: noise.randbytes(30),
+        b"zTXt": lambda: b"k\0\0" + noise.randbytes(9),
+    }
+    extra = [(kind, body()) for kind, body in kinds.items() if noise.random() < 0.4]
     data = zlib.compress(noise.randbytes(noise.randrange(2000)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return png((b"IHDR", header), *extra, (b"IDAT", data))
 
 
 MUTATIONS: tuple[Mutate, ...] = (
+    unharmed,
     flip_bits,
     flip_bits,
     flip_header,
@@ -198,6 +206,18 @@ def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Pr
     assert len({code for _, code in counts}) >= 5
     assert grown <= GROWTH
     assert_unharmed(server, worker)
+
+
+def test_large_damaged_images_leave_nothing_behind(server: Server, worker: psutil.Process, say: Say) -> None:
+    """Each takes 16 MB until it is found to be incomplete."""
+    whole = saved(Image.new("RGBA", (2000, 2000), (1, 2, 3, 4)))
+    request = http_request("/predict", whole[: len(whole) - 100])
+    before = megabytes([worker])
+    replies = send(server.port, [request] * 10, clients=2)
+    grown = megabytes([worker]) - before
+    say(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
+    assert {said_code(reply.json()) for reply in replies} == {"broken_image"}
+    assert grown <= 24
 
 
 def said_code(body: dict[str, Any]) -> str:

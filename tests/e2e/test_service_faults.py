@@ -32,7 +32,7 @@ def workers(server: Server) -> list[int]:
     found = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "_bentoml_impl.worker.service" in child.cmdline():
+            if "serving.worker" in child.cmdline():
                 found.append(child.pid)
     return found
 

@@ -14,7 +14,7 @@ from serving.meter import Meter
 from serving.predictions import Reply
 from serving.schemas import ErrorAnswer
 from serving.settings import Settings
-from tests.helpers_serving import image_bytes
+from tests.helpers_serving import Server, image_bytes
 
 RED = image_bytes()
 
@@ -82,12 +82,48 @@ def test_answers_are_not_sniffed_or_kept(client: httpx.Client) -> None:
     assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
 
 
-def asked(edge: Edge, method: str, path: str) -> httpx.Response:
+def asked(edge: Edge, method: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://x") as client:
-            return await client.request(method, path)
+            return await client.request(method, path, headers=headers)
 
     return asyncio.run(main())
+
+
+def test_a_web_socket_is_not_opened(server: Server) -> None:
+    """No page is one; the request is answered like any other."""
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
+    assert httpx.get(f"{server.url}/predict", headers=upgrade).status_code == 405
+
+
+async def _serve_anything(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%0D", "%00", "%7F", "%E2%80%A8"])
+@pytest.mark.parametrize(
+    "path", ["/predict", "/predict_many", "/admin/reload", "/unknowns", "/unknowns/label", "/model"]
+)
+def test_a_path_with_control_characters_is_no_page(path: str, end: str) -> None:
+    """A framework that takes it for the path without them must never see it."""
+    settings = Settings(access_log=False, api_key="k" * 16, admin_token="t" * 16)
+    edge = Edge(_serve_anything, settings, Meter(window=1), {})
+    for headers in ({}, {"x-api-key": "k" * 16, "authorization": "Bearer " + "t" * 16}):
+        response = asked(edge, "POST", path + end, headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict_many", "/predict/", "/predict%2F", "/predict;x", "/predict%20"])
+def test_what_begins_like_a_prediction_needs_the_key(path: str) -> None:
+    edge = Edge(_serve_anything, Settings(access_log=False, api_key="k" * 16), Meter(window=1), {})
+    assert asked(edge, "POST", path).status_code == 401
+    assert asked(edge, "POST", path, {"x-api-key": "k" * 16}).status_code == 200
 
 
 async def _fail(scope: Scope, receive: Receive, send: Send | None = None) -> Reply:

@@ -73,8 +73,25 @@ def test_a_function_may_be_taken_before_it_is_called(late: str) -> None:
     assert "answer" in vars(sys.modules[late])
 
 
-def test_no_worker_imports_an_http_client(server: Server) -> None:
+def test_no_worker_imports_an_http_client_or_what_supervises_it(server: Server) -> None:
     """It has come all the way to its answers without."""
     (worker,) = workers(server, 1)
-    assert not [mapped.path for mapped in worker.memory_maps() if "/aiohttp/" in mapped.path]
-    assert [mapped.path for mapped in worker.memory_maps() if "/onnxruntime/" in mapped.path]
+    assert "serving.worker" in worker.cmdline()
+    mapped = {part for file in worker.memory_maps() for part in Path(file.path).parts}
+    assert "onnxruntime" in mapped
+    assert not {"aiohttp", "zmq"} & mapped
+
+
+def test_a_module_may_be_left_out_that_its_own_package_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "whole"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .part import plus")
+    (package / "part.py").write_text("def plus(one): return one + 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        import_late("whole.part", "plus")
+        assert "whole" not in sys.modules
+        assert importlib.import_module("whole").plus(1) == 2
+    finally:
+        for name in ("whole", "whole.part"):
+            sys.modules.pop(name, None)

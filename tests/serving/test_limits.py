@@ -70,6 +70,11 @@ def test_with_the_key_there_are(strict: Server, headers: dict[str, str]) -> None
     assert httpx.post(f"{strict.url}/predict", content=RED, headers=headers).json()["label"] == "red"
 
 
+@pytest.mark.parametrize("path", ["/predict%0A", "/predict_many%0A", "/admin/status%0A", "/unknowns%0A"])
+def test_a_line_break_in_the_path_opens_nothing(strict: Server, path: str) -> None:
+    assert httpx.post(f"{strict.url}{path}", content=RED).status_code == 404
+
+
 def test_what_is_not_a_prediction_needs_no_key(strict: Server) -> None:
     for path in ("/", "/model", "/readyz", "/metrics", "/docs.json"):
         assert httpx.get(f"{strict.url}{path}").status_code == 200

@@ -5,10 +5,11 @@ import io
 import json
 import logging
 import sys
+import warnings
 
 import pytest
 
-from serving.logs import JsonFormatter, RequestLog, timestamp
+from serving.logs import JsonFormatter, RequestLog, log_as, timestamp
 
 
 def record(message: str, *values: object, exc_info: object = None) -> logging.LogRecord:
@@ -30,6 +31,28 @@ def test_a_traceback_stays_in_its_line() -> None:
         said = JsonFormatter().format(record("failed", exc_info=sys.exc_info()))
     assert "\n" not in said
     assert "ValueError: reason" in json.loads(said)["exception"]
+
+
+def test_the_request_of_a_failure_is_named() -> None:
+    failed = record("failed")
+    assert "request_id" not in json.loads(JsonFormatter().format(failed))
+    failed.request_id = "mine"
+    assert json.loads(JsonFormatter().format(failed))["request_id"] == "mine"
+
+
+def test_warnings_are_lines_of_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except what Pillow thinks of callers' files."""
+    output = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(output)])
+    with warnings.catch_warnings():
+        try:
+            log_as("json")
+            warnings.warn("look out", stacklevel=1)
+            warnings.warn_explicit("a bomb", UserWarning, "Image.py", 1, module="PIL.Image")
+        finally:
+            logging.captureWarnings(False)
+    (line,) = output.getvalue().splitlines()
+    assert "look out" in json.loads(line)["message"]
 
 
 def test_times_are_utc_to_the_millisecond() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from serving.metrics import exposition
 from tests.helpers_serving import COLOURS, GREY, Server, eventually, image_bytes, metric, serving
@@ -109,6 +112,18 @@ def test_a_worker_speaks_json(pair: Server) -> None:
     said = [line["message"] for line in lines(pair) if line["logger"] == "bentoml.openworld"]
     assert sum("on CPUExecutionProvider" in message for message in said) == 2
     assert sum("batches are" in message for message in said) == 2
+
+
+def test_a_dead_worker_is_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not even where no other worker takes its place, who would clean up after it."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for pid, depth in ((gone.pid, 7.0), (os.getpid(), 2.0)):
+        written = MmapedDict(str(tmp_path / f"gauge_livesum_{pid}.db"))
+        written.write_value(mmap_key("openworld_queue_depth", "openworld_queue_depth", [], [], "depth"), depth, 0.0)
+        written.close()
+    assert b"openworld_queue_depth 2.0" in exposition()
 
 
 def test_without_workers_the_page_still_works() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from serving import errors
 from serving.edge import UNKNOWNS
@@ -21,6 +22,7 @@ from serving.schemas import (
     ServerStatus,
     SwapAnswer,
 )
+from serving.service import _described
 from serving.unknowns import document as unknowns
 
 PREDICTIONS = ("/predict", "/predict_many")
@@ -44,7 +46,14 @@ def walk(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_it_is_served(client: httpx.Client) -> None:
-    assert client.get("/docs.json").json() == document()
+    response = client.get("/docs.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == document()
+
+
+def test_it_is_worked_out_once() -> None:
+    """It takes longer than many answers, and the event loop would wait for it."""
+    assert _described() is _described()
 
 
 def test_every_page_and_body_form_is_there() -> None:
@@ -71,18 +80,46 @@ def test_every_error_has_its_example() -> None:
         for response in operation["responses"].values()
         for name in response["content"].get("application/json", {}).get("examples", {})
     }
-    # Of other pages, of the command line, of nobody who could read it, and of one image.
-    assert codes - shown == {"not_found", "unreadable_file", "client_gone", "empty_image"}
-    for path in PREDICTIONS:
-        responses = document()["paths"][path]["post"]["responses"]
-        assert set(responses) == {"200", "400", "401", "405", "413", "415", "422", "500", "503", "504"}
-        assert "retry-after" in responses["503"]["headers"]
+    # Of other pages, of the command line, and of nobody who could read it.
+    assert codes - shown == {"not_found", "unreadable_file", "client_gone"}
+
+
+@pytest.mark.parametrize("path", PREDICTIONS)
+def test_a_prediction_shows_all_that_can_be_wrong_with_it(path: str) -> None:
+    responses = document()["paths"][path]["post"]["responses"]
+    shown = {
+        int(status): set(response["content"]["application/json"]["examples"])
+        for status, response in responses.items()
+        if status != "200"
+    }
+    assert shown == {
+        400: {"malformed_request"},
+        401: {"unauthorized"},
+        405: {"method_not_allowed"},
+        413: {"too_many_bytes", "too_many_pixels", "too_many_images"},
+        415: {"unsupported_media_type", "unsupported_image"},
+        422: {"empty_image", "broken_image", "bad_parameter"},
+        500: {"model_failed", "server_failed"},
+        503: {"busy"},
+        504: {"deadline_exceeded"},
+    }
+    assert "retry-after" in responses["503"]["headers"]
 
 
 def test_every_field_has_an_example() -> None:
     for name, schema in document()["components"]["schemas"].items():
         for field, said in schema["properties"].items():
-            assert "examples" in said or "$ref" in str(said), f"{name}.{field}"
+            assert said["examples"], f"{name}.{field}"
+            if name in MODELS:
+                (wanted,) = (each for key, each in MODELS[name].model_fields.items() if (each.alias or key) == field)
+                TypeAdapter(wanted.annotation).validate_python(said["examples"][0])
+
+
+def test_every_body_has_an_example() -> None:
+    for path, operation in operations(document()):
+        bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+        for media_type, content in (each for body in bodies for each in body.get("content", {}).items()):
+            assert "example" in content or "examples" in content, f"{path}: {media_type}"
 
 
 def test_every_example_is_valid() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,8 @@ from serving.errors import (
     TooManyBytesError,
     TooManyPixelsError,
 )
-from serving.preprocess import Limits, decode, to_pixels
-from tests.helpers_serving import image_bytes, png_header, saved
+from serving.preprocess import Limits, decode, open_image, plain, to_pixels
+from tests.helpers_serving import bad_palettes, image_bytes, png_header, saved
 
 RGB = ImageSpec(height=4, width=4, mode="RGB")
 GREY = ImageSpec(height=4, width=4, mode="L")
@@ -129,6 +131,79 @@ def test_exif_orientation_is_undone(orientation: int) -> None:
     exif[0x0112] = orientation
     got = to_pixels(decode(saved(stored, "PNG", exif=exif)), GREY)
     assert np.array_equal(got[:, :, 0], QUADRANTS)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_strips_make_the_same_image(monkeypatch: pytest.MonkeyPatch, orientation: int, rows: int) -> None:
+    noise = np.random.default_rng(orientation).integers(0, 256, (11, 6, 4), dtype=np.uint8)
+    deep = noise.view(np.uint16)[:, :, 0].copy()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    colour = Image.fromarray(noise)
+    palette = colour.convert("RGB").quantize(5)
+    files = [saved(image, exif=exif) for image in (colour, colour.convert("LA"), palette, Image.fromarray(deep))]
+    files += [saved(palette, exif=exif, transparency=2), saved(colour.convert("CMYK"), "JPEG", exif=exif)]
+    for content in files:
+        for mode in ("RGB", "L"):
+            whole = plain(decode(content), mode)
+            with monkeypatch.context() as patched:
+                patched.setattr("serving.preprocess.STRIP", 6 * rows)
+                in_strips = plain(decode(content), mode)
+            assert (in_strips.mode, in_strips.size) == (mode, whole.size)
+            assert in_strips.tobytes() == whole.tobytes()
+
+
+LARGE_SIDE = 1500
+
+
+@pytest.mark.parametrize(
+    ("make", "bytes_a_pixel"),
+    [
+        (lambda: saved(Image.new("RGBA", (LARGE_SIDE, LARGE_SIDE), (1, 2, 3, 4)), exif=turned()), 8),
+        (lambda: saved(Image.new("I;16", (LARGE_SIDE, LARGE_SIDE))), 8),
+        (lambda: saved(Image.new("P", (LARGE_SIDE, LARGE_SIDE)), transparency=0), 8),
+        (lambda: saved(Image.new("CMYK", (LARGE_SIDE, LARGE_SIDE)), "JPEG"), 8),
+        (lambda: saved(Image.new("RGBA", (LARGE_SIDE, LARGE_SIDE), (1, 2, 3, 4)), "WEBP"), 16),
+    ],
+    ids=["RGBA, turned", "16 bit", "palette", "CMYK", "WebP"],
+)
+def test_a_large_image_is_not_copied_again_and_again(make: Callable[[], bytes], bytes_a_pixel: int) -> None:
+    """docs/deploy.md tells operators how much memory to plan for."""
+    content = make()
+    peak = peak_memory(lambda: to_pixels(open_image(content), RGB))
+    # Beside it a few strips.
+    assert peak <= bytes_a_pixel * LARGE_SIDE**2 + 12e6
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+def peak_memory(work: Callable[[], object]) -> float:
+    """Bytes by which this process grows meanwhile, at most."""
+    process = Path("/proc/self")
+    try:
+        (process / "clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("the kernel does not forget the peak of a process's memory")
+
+    def kilobytes(name: str) -> int:
+        (line,) = (line for line in (process / "status").read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1])
+
+    before = kilobytes("VmRSS:")
+    work()
+    return 1024.0 * (kilobytes("VmHWM:") - before)
+
+
+@pytest.mark.parametrize("content", bad_palettes(), ids=["no palette", "too much transparency"])
+def test_a_palette_that_cannot_be_used_is_a_broken_image(content: bytes) -> None:
+    """Pillow finds it out as late as in a conversion."""
+    with pytest.raises(BrokenImageError, match="PNG of 4 x 4 pixels"):
+        to_pixels(decode(content), RGB)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

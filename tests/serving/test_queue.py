@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from serving.answer import Question, answer_image
 from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
 from serving.meter import Meter
-from serving.preprocess import LIMITS
+from serving.preprocess import LIMITS, to_pixels
 from serving.quarantine import Arrival
 from serving.queue import InferenceQueue
 from serving.runtime import CUDA, Model
@@ -233,6 +233,35 @@ def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
         await huge
 
     with_queue(model, body, max_batch=1)
+
+
+def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes much memory; and while one is decoded and the next one waits, the other thread takes small ones."""
+    going_on = threading.Event()
+    at_once: list[int] = []
+    decoding = threading.Semaphore(2)
+
+    def slow(image: Any, spec: Any) -> NDArray[np.uint8]:
+        if image.width > 8:
+            assert decoding.acquire(blocking=False)
+            at_once.append(2 - decoding._value)
+            assert going_on.wait(20)
+            decoding.release()
+        return to_pixels(image, spec)
+
+    monkeypatch.setattr("serving.jobs.LARGE", 64)
+    monkeypatch.setattr("serving.jobs.to_pixels", slow)
+
+    async def body(queue: InferenceQueue) -> None:
+        large = [queue.ask(saved_large, queue.served.question, queue.served) for _ in range(2)]
+        small = await queue.ask(lambda: IMAGES[0], queue.served.question, queue.served)
+        assert json.loads(small)["label"] == "red"
+        assert not any(future.done() for future in large)
+        going_on.set()
+        assert [json.loads(said)["label"] for said in await asyncio.gather(*large)] == ["red", "red"]
+
+    with_queue(model, body)
+    assert at_once == [1, 1]
 
 
 def test_a_swap_in_the_middle_changes_nothing_for_those_in_line(model: Model) -> None:

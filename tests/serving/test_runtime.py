@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -16,6 +17,29 @@ from tests.helpers_serving import GRAPH, golden_of, golden_pixels, reseal, tiny_
 
 def test_golden_images_pass_the_self_test(model: Model) -> None:
     model.self_test()
+
+
+def test_cuda_libraries_are_looked_for_before_a_session_is_asked_for(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that came as packages are on no path; what onnxruntime prints about it is no answer of a command."""
+    done: list[str] = []
+
+    def preload() -> None:
+        done.append("preloaded")
+        print("cannot find libcudnn")
+
+    def refuse(*_: object) -> None:
+        done.append("opened")
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(ort, "preload_dlls", preload)
+    monkeypatch.setattr("serving.runtime.open_session", refuse)
+    with pytest.raises(ProviderError, match=r"CUDA does not work here.*no device"):
+        Model.load(bundle, provider="cuda")
+    assert done == ["preloaded", "opened"]
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "cannot find libcudnn\n")
 
 
 def test_a_batch_is_its_images(model: Model) -> None:

@@ -113,6 +113,7 @@ BAD: dict[str, tuple[Body, int, str]] = {
     ),
     "text beside the file": ({**as_form(RED), "data": {"task": "1"}}, 400, "malformed_request"),
     "form without boundary": (as_raw(b"x", "multipart/form-data"), 400, "malformed_request"),
+    "long boundary": (as_raw(b"x", f"multipart/form-data; boundary={'b' * 257}"), 400, "malformed_request"),
     "broken form": (as_raw(b"nonsense", "multipart/form-data; boundary=b"), 400, "malformed_request"),
     "form that ends early": (
         as_raw(

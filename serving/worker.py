@@ -1,0 +1,27 @@
+"""What a server starts as its workers: BentoML's own, without what no worker of ours uses.
+
+BentoML imports most of itself before it imports a service, so that the service comes too late to leave anything out.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import uvicorn.config
+
+from serving.late import import_late
+
+if __name__ == "__main__":
+    # Until it serves, next to nothing that is made goes away again; the service turns it on.
+    gc.disable()
+    # What talks to BentoML's cloud: a sixth of all modules that a worker would import.
+    for cloud in (("bentoml._internal.cloud",), ("bentoml._internal.cloud.client", "RestApiClient"), ("httpx",)):
+        import_late(*cloud)
+    # What starts workers: only a supervisor does.
+    import_late("_bentoml_impl.server.serving", "serve_http")
+    # No page of ours is a WebSocket.
+    uvicorn.config.WS_PROTOCOLS["auto"] = None
+
+    from _bentoml_impl.worker.service import main
+
+    main()
