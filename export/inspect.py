@@ -7,7 +7,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,17 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import shape_inference
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-from onnx.utils import Extractor
 from rich.console import Console
 from rich.table import Table
 
-from export.opened import quiet_options
+from export.part import load_nodes, open_part
+from export.verify import IMAGES_OF_TASK
 from export.writer import SHARED
 from models.heads import ROTATIONS
-from serving.bundle import INPUT_NAME, Bundle, BundleError, Graph, Manifest, graph_name, load_bundle, part_name
-from serving.runtime import CPU, Model, open_session
+from serving.bundle import INPUT_NAME, Bundle, BundleError, Manifest, graph_name, load_bundle, part_name
+from serving.runtime import Model
 
 WARM_UP, RUNS = 3, 15
-EXACT = "fp32"
-"""Every bundle has it, and its layers are those of all precisions."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,13 @@ def inspect(bundle: Bundle) -> Inspection:
         model = Model.load(bundle.path, provider="cpu", precision=precision)
         latencies[precision] = _latency(model.session, one)
         del model
-        shapes = _without_weights(bundle, precision)
-        if precision == EXACT:
+        nodes = load_nodes(bundle.path, precision)
+        alone[precision] = [_task_latency(bundle, nodes, task, one) for task in tasks]
+        if not layers:
+            # The layers of one precision are those of all.
+            shapes = _with_shapes(nodes)
             layers = [list(_layers(shapes, task)) for task in tasks]
-            turns = any(node.name.startswith("pixels/turned") for node in shapes.graph.node)
-        alone[precision] = [_task_latency(bundle, shapes, task, one) for task in tasks]
+            turns = any(node.name.startswith("pixels/turned") for node in nodes.graph.node)
     rotations = ROTATIONS if turns else 1
     parts = [
         _part(manifest, task, layers[task], rotations, {key: each[task] for key, each in alone.items()})
@@ -102,11 +101,9 @@ def _part(manifest: Manifest, task: int, layers: list[_Layer], rotations: int, m
     )
 
 
-def _without_weights(bundle: Bundle, precision: str) -> onnx.ModelProto:
-    """A graph with the shapes of everything in it for one image; the weights stay in their files."""
-    model = onnx.load(bundle.path / graph_name(precision), load_external_data=False)
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph with the shapes of everything in it for one image."""
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    del model.graph.value_info[:]
     return shape_inference.infer_shapes(model, data_prop=True)
 
 
@@ -131,18 +128,7 @@ def _task_latency(bundle: Bundle, model: onnx.ModelProto, task: int, one: NDArra
         # This part sees upright images only; so many of them are as much work as the rotations of one.
         own, pixels = f"task{task}/upright", one.repeat(ROTATIONS, axis=0)
     outputs = [f"{own}/logits/Add", f"{own}/distances/Add"]
-    alone = Extractor(model).extract_model([INPUT_NAME], outputs)
-    _free_shapes(alone)
-    files = {ExternalDataInfo(tensor).location for tensor in alone.graph.initializer if uses_external_data(tensor)}
-    graph = Graph(alone.SerializeToString(), {name: (bundle.path / name).read_bytes() for name in sorted(files)})
-    return _latency(open_session(graph, quiet_options(), [CPU]), pixels)
-
-
-def _free_shapes(model: onnx.ModelProto) -> None:
-    """Let the batch have any size again."""
-    del model.graph.value_info[:]
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return _latency(open_part(bundle.path, model, {INPUT_NAME: onnx.TensorProto.UINT8}, outputs), pixels)
 
 
 def _latency(session: ort.InferenceSession, pixels: NDArray[np.uint8]) -> float:
@@ -169,13 +155,14 @@ def show(bundle: Bundle, found: Inspection) -> None:
         else f"goes on from version {manifest.before}: {unchanged} of {len(manifest.tasks)} tasks are unchanged",
         highlight=False,
     )
-    console.print(_cascade(manifest, found.rotations), highlight=False)
+    console.print(cascade_said(manifest, found.rotations), highlight=False)
     console.print(_tasks(found.parts))
     console.print(_costs(manifest, found))
     console.print(_verification(manifest))
 
 
-def _cascade(manifest: Manifest, rotations: int) -> str:
+def cascade_said(manifest: Manifest, rotations: int) -> str:
+    """Who sees what in which rotation, and what that changes."""
     cascade, tasks = manifest.cascade, len(manifest.tasks)
     if rotations == 1:
         said = f"no rotations were taught: every task sees an image upright, {tasks} views"
@@ -189,7 +176,10 @@ def _cascade(manifest: Manifest, rotations: int) -> str:
         )
     if cascade.agreement is None:
         return said
-    return f"{said}; {cascade.agreement:.2%} of {cascade.images} validation images are answered as without"
+    answered = f"{cascade.agreement:.2%} of {cascade.images} validation images"
+    if cascade.candidates is None:
+        return f"{said}; the best cascade was not taken: it would answer {answered} as the full evaluation does"
+    return f"{said}; {answered} are answered as without"
 
 
 def _tasks(parts: list[Part]) -> Table:
@@ -230,10 +220,19 @@ def _kilobytes(size: int) -> str:
 def _verification(manifest: Manifest) -> Table:
     table = _table("verified when it was written", ("what",), manifest.precisions)
     checked = manifest.verification
-    for name in dict.fromkeys(name for values in checked.values() for name in values):
-        values = [checked.get(precision, {}).get(name) for precision in manifest.precisions]
-        table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in values))
+    names = dict.fromkeys(name for values in checked.values() for name in values)
+    for name in names:
+        if not name.startswith(IMAGES_OF_TASK):
+            values = [checked.get(precision, {}).get(name) for precision in manifest.precisions]
+            table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in values))
+    table.add_row("tasks with images", *(_covered(checked.get(precision, {})) for precision in manifest.precisions))
     return table
+
+
+def _covered(checked: Mapping[str, float]) -> str:
+    """How many of the tasks had validation images to be verified by, such as "3 of 4"."""
+    images = [count for name, count in checked.items() if name.startswith(IMAGES_OF_TASK)]
+    return f"{sum(count > 0 for count in images)} of {len(images)}" if images else ""
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import tempfile
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,13 +25,15 @@ def peak_megabytes() -> float:
 
 
 def main(method: str, width: int, tasks: int) -> None:
+    started = time.perf_counter()
     run = random_run(resnet(method, width), tasks)
-    before = peak_megabytes()
+    before, ready = peak_megabytes(), time.perf_counter()
     # What was never learned is verified as usual, but a few images far from everything do not agree as closely.
     with tempfile.TemporaryDirectory() as folder, patch.object(verify, "ALLOWED", ALLOWED):
         exporter = Exporter(run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
-        exporter.add("fp32")
+        exporter.add(["fp32"])
         exporter.seal({}, None)
+    print(f"set up in {ready - started:.0f} s, exported in {time.perf_counter() - ready:.0f} s", file=sys.stderr)
     print(before, peak_megabytes())
 
 

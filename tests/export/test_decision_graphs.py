@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from export.cascade import cascaded, rotated_outputs
-from export.opened import open_session, run_graph
+from export.opened import run_graph, whole_session
 from export.verify import ALLOWED
 from export.writer import GraphWriter
 from models.scores import DECISIONS, INGREDIENTS
@@ -26,7 +26,7 @@ def assert_graph_equals_network(
 ) -> None:
     network = learned(method, backbone, SIZES)
     decider, pixels = decider_for(network, decision), pixels_for(network, IMAGES)
-    got = run_graph(open_session(written(folder, network, "fp32", candidates, decision), "fp32"), pixels)
+    got = run_graph(whole_session(written(folder, network, "fp32", candidates, decision), "fp32"), pixels)
     wanted = complete(cascaded(rotated_outputs(network, decider, pixels), candidates), decider.rule)
     assert np.ptp(wanted["scores"], axis=0).min() > 1e-4
     for name in OUTPUT_NAMES:
@@ -96,7 +96,7 @@ def test_weights_of_their_own_change_no_answer(
     for name in ("own", "shared"):
         (tmp_path / name).mkdir()
         folder = written(tmp_path / name, network, precision, 1, "features")
-        answers.append(run_graph(open_session(folder, precision), pixels))
+        answers.append(run_graph(whole_session(folder, precision), pixels))
         monkeypatch.setattr(GraphWriter, "_with_own_weights", lambda self, nodes: list(nodes))
     own, shared = answers
     for name in OUTPUT_NAMES:

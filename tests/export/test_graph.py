@@ -20,7 +20,7 @@ from torch import nn
 from export.bake import BakedTask, bake_task
 from export.cascade import Rotated, cascaded, rotated_outputs, seen_again
 from export.graph import GraphPlan, write_graph
-from export.opened import open_session, run_graph
+from export.opened import run_graph, whole_session
 from models.network import Network
 from models.weight_mask import MaskedConv2d, MaskedLinear
 from serving.bundle import INPUT_NAME, graph_name, part_name
@@ -44,7 +44,7 @@ class Graphs:
     def session(
         self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
     ) -> ort.InferenceSession:
-        return open_session(self.folder(method, backbone, precision, candidates), precision)
+        return whole_session(self.folder(method, backbone, precision, candidates), precision)
 
     def model(
         self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
@@ -138,7 +138,7 @@ def test_a_coarser_cascade_turns_images_for_so_many_tasks(
 def test_tasks_of_one_size_need_no_filling_up(tmp_path: Path) -> None:
     network = learned(sizes=(2, 2, 2))
     rule, pixels = decider_for(network).rule, pixels_for(network, IMAGES)
-    got = run_graph(open_session(written(tmp_path, network, "fp32", 1), "fp32"), pixels)
+    got = run_graph(whole_session(written(tmp_path, network, "fp32", 1), "fp32"), pixels)
     wanted = complete(cascaded(rotated_outputs(network, decider_for(network), pixels), 1), rule)
     assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
 
@@ -153,7 +153,7 @@ def test_a_task_that_falls_behind_by_a_margin_is_left_out(tmp_path: Path) -> Non
     again = seen_again(said, 2, margin).sum(axis=1)
     assert sorted(np.unique(again)) == [1, 2]
     graph = written(tmp_path, network, "fp32", 2, margin=margin * 1.0001)
-    got = run_graph(open_session(graph, "fp32"), pixels)
+    got = run_graph(whole_session(graph, "fp32"), pixels)
     wanted = complete(cascaded(said, 2, margin * 1.0001), decider.rule)
     assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
 
