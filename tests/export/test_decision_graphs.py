@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,22 @@ def test_a_graph_holds_only_the_ingredients_that_its_decision_reads(decision: st
     rooms = {name.split("/")[1] for name in numbers if name.startswith("task0/")}
     assert "head" in rooms
     assert rooms & set(INGREDIENTS) == set(DECISIONS[decision].needs) - {"logits"}
+
+
+@pytest.mark.parametrize("decision", ["mahalanobis", "vim"])
+def test_a_graph_stores_no_number_that_it_can_make_of_others(decision: str, tmp_path: Path) -> None:
+    network = learned("hat", "convnet", SIZES)
+    graph = onnx.load(written(tmp_path, network, decision=decision) / graph_name("fp32")).graph
+    sizes = {each.name: math.prod(each.dims) for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
+    detectors = network.detector(0)
+    tied, residual = detectors.tied, detectors.residual
+    wanted = {
+        "mahalanobis": sum(each.numel() for each in (tied.means, tied.basis, tied.gain, tied.level, tied.level[0])),
+        "vim": sum(each.numel() for each in (residual.mean, residual.axes, residual.gain))
+        + sum(each[0].numel() for each in (tied.basis, tied.gain, tied.level)),
+    }
+    rooms = tuple(f"task0/{room}/" for room in ("tied", "residual", "features"))
+    assert sum(size for name, size in sizes.items() if name.startswith(rooms)) == wanted[decision]
 
 
 # ---- the branches of a cascade

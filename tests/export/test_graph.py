@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from export.cascade import Rotated, cascaded, rotated_outputs, seen_again
 from export.graph import GraphPlan, write_graph
 from export.opened import run_graph, whole_session
 from models.network import Network
+from models.task_norm import TaskNorm
 from models.weight_mask import MaskedConv2d, MaskedLinear
 from serving.bundle import INPUT_NAME, graph_name, part_name
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete
@@ -367,6 +369,27 @@ def test_weights_of_hat_are_seven_bits_of_each_rows_largest(graphs: Graphs) -> N
     assert 2 * 255 * 63 < 2**15 < 2 * 255 * 127
     error = np.abs(rows * steps[:, None, None, None] - layer.weight.detach().numpy())
     assert (error <= steps[:, None, None, None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_a_bias_that_dwarfs_its_weights_fits_in_32_bits(method: str, tmp_path: Path) -> None:
+    network = copy.deepcopy(learned(method, "convnet"))
+    layers = [layer for layer in network.task_layers() if isinstance(layer, TaskNorm)]
+    norm = layers[1].of(1)
+    first = int(layers[1].wires.after.live(1)[0])
+    with torch.no_grad():
+        if norm.affine:
+            norm.weight[first], norm.bias[first] = 1e-7, 2.0
+        else:
+            assert norm.running_mean is not None
+            norm.running_mean[first] = -1e9
+    plan = GraphPlan(image_spec(network), 0.5, 0.25, decider_for(network).rule, "int8", None, {})
+    write_graph(tmp_path, partial(bake_task, network, decider_for(network).scorers), plan)
+    stored = stored_values(onnx.load(tmp_path / graph_name("int8")))
+    bias = stored["task1/body/1/0/bias"] * stored["task1/body/1/0/bias_scale"].astype(np.float64)
+    wanted = convolutions_of(network, 1)[1].bias
+    assert wanted is not None
+    np.testing.assert_allclose(bias, wanted.detach().numpy(), rtol=1e-3, atol=1e-3)
 
 
 def test_heads_distances_and_linear_layers_stay_floating_point(graphs: Graphs) -> None:
