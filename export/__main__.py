@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from export.opened import Opened, Question, open_written
 from export.publish import PublishError, publish
 from export.verify import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
-from export.writer import OPSET
+from export.writer import OPSET, PRODUCER, installed
 from models.scores import DECISIONS
 from serving.bundle import (
     MANIFEST,
@@ -48,7 +47,7 @@ from training.evaluate import Run, open_run
 
 GOLDEN_IMAGES = 8
 VERIFIED_IMAGES = 21
-PACKAGES = ("openworld", "torch", "onnx", "onnxruntime-gpu", "numpy")
+PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 CASCADES = ("auto", "on", "off")
 
 
@@ -126,7 +125,7 @@ class Exporter:
             before=before and before.manifest.version,
             cascade=self.cascade,
             metrics=metrics,
-            versions={**{package: _version(package) for package in PACKAGES}, "opset": str(OPSET)},
+            versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
             verification=self.verification,
         )
         if before and manifest.version == before.manifest.version:
@@ -226,13 +225,6 @@ def _metrics(folder: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, TypeError) as error:
         raise RunError(f"{path}: not a JSON object: {error}") from None
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
 
 
 def make_parser() -> argparse.ArgumentParser:

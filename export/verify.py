@@ -33,6 +33,7 @@ AGREEING = {"label_agreement": 0.99, "unknown_agreement": 0.97}
 Less for "unknown": the images that are compared are those that set the threshold, so some of them lie right on it.
 """
 IMAGES_OF_TASK = "images_of_task_"
+"""What the number of validation images of each task is recorded under."""
 AUROC_CHANGE = 0.01
 """Of any one task: a mean would let one that gains hide one that loses."""
 

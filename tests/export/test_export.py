@@ -94,6 +94,10 @@ def test_the_graph_is_valid_with_a_dynamic_batch_and_the_agreed_names(exported: 
     assert [dimension.dim_value for dimension in shape] == list(SPEC.shape)
     assert [output.name for output in model.graph.output] == [*OUTPUT_NAMES, FEATURES]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert (model.producer_name, model.producer_version) == (
+        "openworld",
+        exported.bundle.manifest.versions["openworld"],
+    )
     assert (metadata["name"], metadata["precision"]) == (exported.bundle.manifest.name, "fp32")
     assert json.loads(metadata["tasks"]) == [list(LABELS[:2]), list(LABELS[2:])]
 

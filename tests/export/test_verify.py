@@ -316,16 +316,33 @@ def test_one_wrong_bit_is_noticed(name: str, three: Path, tmp_path: Path, capsys
     assert f"{name}: corrupt: sha256" in capsys.readouterr().err
 
 
-def test_golden_answers_that_the_graph_does_not_give_are_noticed(
-    three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = Path(shutil.copytree(three, tmp_path / "bundle"))
+def with_golden_moved(bundle: Path, folder: Path, name: str, by: float) -> Path:
+    """A copy of a bundle whose golden answers are larger by a number."""
+    damaged = Path(shutil.copytree(bundle, folder))
     with np.load(damaged / GOLDEN) as stored:
         arrays = dict(stored)
-    arrays["int8.p_task"] = arrays["int8.p_task"] + np.float32(0.1)
+    arrays[name] = arrays[name] + np.float32(by)
     content = io.BytesIO()
     np.savez(content, **arrays)
     reseal(damaged, GOLDEN, content.getvalue())
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("precision", "by", "right"),
+    [("fp32", 0.01, False), ("int8", 0.01, False), ("fp16", 0.01, True), ("fp16", 0.05, False)],
+)
+def test_half_precision_may_round_otherwise_on_another_machine(
+    precision: str, by: float, right: bool, three: Path, tmp_path: Path
+) -> None:
+    moved = with_golden_moved(three, tmp_path / "bundle", f"{precision}.p_task", by)
+    assert parity.main([str(moved)]) == (0 if right else 2)
+
+
+def test_golden_answers_that_the_graph_does_not_give_are_noticed(
+    three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = with_golden_moved(three, tmp_path / "bundle", "int8.p_task", 0.1)
     assert parity.main([str(damaged)]) == 2
     error = capsys.readouterr().err
     assert "model.int8.onnx: p_task of the images in golden.npz" in error
