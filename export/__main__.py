@@ -140,7 +140,7 @@ class Exporter:
         tasks = []
         for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
             scorer = run.decider.scorers[task]
-            parts = tuple(part_name(f"task{task}", precision) for precision in self.golden.outputs)
+            parts = tuple(part_name(f"task{task}", precision) for precision in (None, *self.golden.outputs))
             tasks.append(
                 TaskInfo(
                     task=task,

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,13 +32,13 @@ WARM_UP, RUNS = 3, 15
 
 @dataclass(frozen=True)
 class Part:
-    """One task's share of a bundle; bytes and milliseconds by precision."""
+    """One task's share of a bundle; milliseconds by precision, and bytes, with those of all precisions under None."""
 
     labels: tuple[str, ...]
     units: tuple[int, ...]
     macs: int
     """For one image in all its rotations."""
-    stored_bytes: dict[str, int]
+    stored_bytes: dict[str | None, int]
     milliseconds: dict[str, float]
     unchanged: bool
 
@@ -90,12 +89,12 @@ def inspect(bundle: Bundle) -> Inspection:
 
 def _part(manifest: Manifest, task: int, layers: list[_Layer], rotations: int, milliseconds: dict[str, float]) -> Part:
     info = manifest.tasks[task]
-    owned = {precision: manifest.files.get(part_name(f"task{task}", precision)) for precision in manifest.precisions}
+    owned = {key: manifest.files.get(part_name(f"task{task}", key)) for key in (None, *manifest.precisions)}
     return Part(
         labels=info.labels,
         units=tuple(layer.units for layer in layers if not layer.aligns),
         macs=rotations * sum(layer.macs for layer in layers),
-        stored_bytes={precision: file.size if file else 0 for precision, file in owned.items()},
+        stored_bytes={key: file.size if file else 0 for key, file in owned.items()},
         milliseconds=milliseconds,
         unchanged=info.unchanged,
     )
@@ -197,19 +196,20 @@ def _tasks(parts: list[Part]) -> Table:
 
 def _costs(manifest: Manifest, found: Inspection) -> Table:
     """What is stored, and how long one image takes: in each task alone, and in all of them with the decision."""
-    precisions = manifest.precisions
-    columns = [f"{unit} {precision}" for unit in ("kB", "ms") for precision in precisions]
+    precisions, files = manifest.precisions, manifest.files
+    columns = ["kB in common", *(f"{unit} {precision}" for unit in ("kB", "ms") for precision in precisions)]
     table = _table("size, and latency of one image on this machine's CPU", ("part",), columns)
     blank = [""] * len(precisions)
     for number, part in enumerate(found.parts):
-        sizes = [_kilobytes(part.stored_bytes[precision]) for precision in precisions]
+        sizes = [_kilobytes(part.stored_bytes[key]) for key in (None, *precisions)]
         table.add_row(f"task {number}", *sizes, *(f"{part.milliseconds[precision]:.2f}" for precision in precisions))
-    for name, file_of in (("shared weights", partial(part_name, SHARED)), ("graph", graph_name)):
-        files = [manifest.files.get(file_of(precision)) for precision in precisions]
-        table.add_row(name, *(_kilobytes(file.size if file else 0) for file in files), *blank)
-    every = [[info.size for name, info in manifest.files.items() if f".{key}." in name] for key in precisions]
+    common = sum(info.size for name, info in files.items() if name.endswith(".bin") and name.count(".") == 1)
+    shared = files.get(part_name(SHARED))
+    table.add_row("shared weights", _kilobytes(shared.size if shared else 0), *blank, *blank)
+    table.add_row("graph", "", *(_kilobytes(files[graph_name(precision)].size) for precision in precisions), *blank)
+    every = [sum(info.size for name, info in files.items() if f".{key}." in name) for key in precisions]
     whole = [f"{found.milliseconds[precision]:.2f}" for precision in precisions]
-    table.add_row("all", *(_kilobytes(sum(sizes)) for sizes in every), *whole)
+    table.add_row("all", _kilobytes(common), *map(_kilobytes, every), *whole)
     return table
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from export.graph import AGAIN, UPRIGHT_DISTANCES
 from export.part import load_nodes, open_part
-from serving.bundle import INPUT_NAME, Graph, graph_name
+from serving.bundle import INPUT_NAME, Graph, graph_name, parts_of
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, Outputs
 from serving.runtime import CPU, open_session, session_options
 
@@ -122,8 +122,9 @@ def is_large(model: onnx.ModelProto) -> bool:
 
 def whole_session(folder: Path, precision: str) -> ort.InferenceSession:
     """A whole graph on the CPU, set up as in a server."""
-    parts = {path.name: path.read_bytes() for path in folder.glob(f"*.{precision}.bin")}
-    return open_session(Graph((folder / graph_name(precision)).read_bytes(), parts), session_options(0), [CPU])
+    names = parts_of((path.name for path in folder.iterdir()), precision)
+    graph = Graph((folder / graph_name(precision)).read_bytes(), {name: (folder / name).read_bytes() for name in names})
+    return open_session(graph, session_options(0), [CPU])
 
 
 def run_graph(session: ort.InferenceSession, pixels: NDArray[np.uint8], size: int = AT_ONCE) -> Answers:

@@ -12,7 +12,7 @@ from export.evidence import Evidence
 from export.opened import Question, is_large, open_written
 from export.part import load_nodes
 from export.write import move_into_place
-from serving.bundle import Bundle, load_bundle
+from serving.bundle import Bundle, load_bundle, parts_of
 from serving.decision import NETWORK_NAMES, decide
 from serving.shelf import Shelf
 
@@ -55,8 +55,8 @@ def _compare_weights(before: Bundle, after: Bundle, precision: str) -> None:
     """The files of the earlier tasks, and the one that they share."""
     old, new = before.manifest, after.manifest
     owners = {name: f"task {task.task}" for task in old.tasks for name in task.parts}
-    for name, info in old.files.items():
-        if name.endswith(f".{precision}.bin") and new.files.get(name) != info:
+    for name in parts_of(old.files, precision):
+        if new.files.get(name) != old.files[name]:
             raise PublishError(f"{owners.get(name, 'all tasks')}: {name} is not what it was in version {old.version}")
 
 

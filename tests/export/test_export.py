@@ -68,9 +68,10 @@ def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
 def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     files = {path.name: path.stat().st_size for path in exported.bundle.path.iterdir()}
     owners = {"task0", "task1"} | ({"shared"} if exported.run.config.method == "sup" else set())
-    parts = {part_name(owner, "fp32") for owner in owners}
+    parts = {part_name(owner) for owner in owners} | {part_name(owner, "fp32") for owner in owners - {"shared"}}
     assert files.keys() == {MANIFEST, RULE, GOLDEN, graph_name("fp32"), *parts}
-    assert [task.parts for task in exported.bundle.manifest.tasks] == [("task0.fp32.bin",), ("task1.fp32.bin",)]
+    named = [("task0.bin", "task0.fp32.bin"), ("task1.bin", "task1.fp32.bin")]
+    assert [task.parts for task in exported.bundle.manifest.tasks] == named
     manifest_size = files.pop(MANIFEST)
     assert manifest_size > 0
     assert {name: info.size for name, info in exported.bundle.manifest.files.items()} == files

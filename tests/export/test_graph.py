@@ -280,7 +280,9 @@ def test_weights_lie_in_the_files_of_their_owners(
         if uses_external_data(tensor)
     }
     assert outside
-    assert all(location == part_name(name.split("/")[0], precision) for name, location in outside.items())
+    for name, location in outside.items():
+        numbers_of_body = name.split("/")[1] == "body" and not name.endswith("/packed")
+        assert location == part_name(name.split("/")[0], precision if numbers_of_body else None)
     owners = {location.split(".")[0] for location in outside.values()}
     assert owners == {"task0", "task1", "task2"} | ({"shared"} if method == "sup" else set())
     assert {path.name for path in folder.iterdir()} == {graph_name(precision), *outside.values()}
@@ -300,7 +302,33 @@ def test_the_files_of_weights_do_not_depend_on_the_cascade(method: str, precisio
         for candidates in (None, 1)
     )
     assert with_all == with_one
-    assert part_name("task1", precision) in with_all
+    assert {part_name("task1"), part_name("task1", precision)} <= with_all.keys()
+
+
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_what_precision_does_not_change_is_stored_once(method: str, tmp_path: Path) -> None:
+    network = learned(method, "convnet")
+    written(tmp_path, network)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.bin")}
+    for precision in ("int8", "fp16"):
+        written(tmp_path, network, precision)
+    after = {path.name: path.read_bytes() for path in tmp_path.glob("*.bin")}
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {f"task{task}.{key}.bin" for task in range(3) for key in ("int8", "fp16")}
+
+
+def test_a_precision_with_other_numbers_in_common_is_refused(tmp_path: Path) -> None:
+    network = learned("hat", "convnet")
+    written(tmp_path, network)
+    content = bytearray((tmp_path / "task1.bin").read_bytes())
+    content[0] ^= 1
+    (tmp_path / "task1.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"task1\.bin: a graph of another precision has other numbers there"):
+        written(tmp_path, network, "int8")
+    content[0] ^= 1
+    (tmp_path / "task1.bin").write_bytes(content + b"?")
+    with pytest.raises(ValueError, match=r"task1\.bin: a graph of another precision has more numbers there"):
+        written(tmp_path, network, "int8")
 
 
 def stored_values(model: onnx.ModelProto) -> dict[str, NDArray[np.generic]]:

@@ -89,8 +89,8 @@ def test_one_more_task_adds_a_part_and_changes_none(method: str, publish: Publis
     assert second is not None
     old, new = parts(first), parts(second)
     assert {name: new[name] for name in old} == old
-    assert new.keys() - old.keys() == {f"task2.{precision}.bin" for precision in ("fp32", "int8")}
-    assert ("shared.int8.bin" in old) == (method == "sup")
+    assert new.keys() - old.keys() == {"task2.bin", "task2.fp32.bin", "task2.int8.bin"}
+    assert ("shared.bin" in old) == (method == "sup")
     manifest = current(shelf)
     assert manifest.before == first.name
     assert [task.unchanged for task in manifest.tasks] == [True, True, False]
@@ -175,7 +175,7 @@ def test_an_earlier_task_that_changed_by_a_bit_is_refused(
     assert publish(network) == 0
     version = current(shelf).version
     error = refused(altered(network, one_bit))
-    assert f"task 0: task0.fp32.bin is not what it was in version {version}" in error
+    assert f"task 0: task0.bin is not what it was in version {version}" in error
     assert current(shelf).version == version
 
 
@@ -196,7 +196,7 @@ def test_signs_that_changed_are_refused(
     network = learned("sup", "convnet", SIZES)
     assert publish(network) == 0
     error = refused(altered(network, flip_a_sign))
-    assert "all tasks: shared.fp32.bin is not what it was in version" in error
+    assert "all tasks: shared.bin is not what it was in version" in error
 
 
 def test_a_bundle_with_fewer_tasks_is_refused(publish: Publish, refused: Callable[..., str]) -> None:

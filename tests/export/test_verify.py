@@ -281,7 +281,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_precisions_are_verified_and_recorded(three: Path) -> None:
     manifest = load_bundle(three).manifest
     assert manifest.precisions == ("fp32", "int8", "fp16")
-    assert manifest.tasks[1].parts == ("task1.fp32.bin", "task1.int8.bin", "task1.fp16.bin")
+    assert manifest.tasks[1].parts == ("task1.bin", "task1.fp32.bin", "task1.int8.bin", "task1.fp16.bin")
     assert "logits_difference_batch_7" in manifest.verification["fp32"]
     for precision in ("int8", "fp16"):
         checked = manifest.verification[precision]
@@ -303,10 +303,10 @@ def test_golden_answers_are_each_precisions_own(three: Path) -> None:
 def test_a_written_bundle_is_checked_again(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(three)]) == 0
     said = capsys.readouterr().out
-    assert "17 checksums and 8 golden answers in fp32, int8, fp16 are right" in said
+    assert "18 checksums and 8 golden answers in fp32, int8, fp16 are right" in said
 
 
-@pytest.mark.parametrize("name", ["task1.int8.bin", "shared.fp16.bin", "model.fp32.onnx", GOLDEN])
+@pytest.mark.parametrize("name", ["task1.int8.bin", "task0.bin", "shared.bin", "model.fp32.onnx", GOLDEN])
 def test_one_wrong_bit_is_noticed(name: str, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = Path(shutil.copytree(three, tmp_path / "bundle"))
     content = bytearray((damaged / name).read_bytes())
@@ -395,7 +395,7 @@ def test_a_large_graph_is_verified_task_by_task_and_each_is_opened_once(
     monkeypatch.setattr(choosing, "AGREEMENT", 0.0)
     taken = opened_counts(monkeypatch)
     assert main([str(run), "--out", str(tmp_path / "bundle"), "--cascade", cascade]) == 0
-    assert [files for files in taken if files] == [{f"task{task}.fp32.bin"} for task in range(3)]
+    assert [files for files in taken if files] == [{f"task{task}.bin", f"task{task}.fp32.bin"} for task in range(3)]
     manifest = load_bundle(tmp_path / "bundle").manifest
     assert (manifest.cascade.candidates is None) == (cascade == "off")
     assert parity.main([str(tmp_path / "bundle")]) == 0
