@@ -9,6 +9,7 @@ import torch
 
 from export.__main__ import main
 from serving.bundle import Bundle, load_bundle
+from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import tiny_run
 from training.evaluate import Run, open_run
 
@@ -46,3 +47,10 @@ def exported_sup(export_tiny: Callable[[str], Exported]) -> Exported:
 def exported(request: pytest.FixtureRequest) -> Exported:
     made: Exported = request.getfixturevalue(f"exported_{request.param}")
     return made
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with validation images at hand."""
+    network = learned("hat", "convnet")
+    return put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network))
