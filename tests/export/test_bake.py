@@ -50,7 +50,7 @@ def network_of_shares(method: str, backbone: str, seed: int, *shares: float) -> 
 
 IMAGES = 80
 """That a task seems to be learned from: enough for features that do not all point the same way."""
-CLOSE = {"logits": 1e-5, "distances": 1e-4}
+CLOSE = {"logits": 1e-5, "distances": 3e-5}
 """Allowed |difference| / max(1, |value|); distances count in spreads of a task's images, which may be small."""
 
 
