@@ -17,17 +17,18 @@ from export.__main__ import main
 from export.graph import GraphPlan, write_graph
 from export.opened import Question, TaskByTask, Whole, is_large, open_written
 from serving.bundle import Cascade, Graph, graph_name, load_bundle
-from tests.export.networks import learned, pixels_for, written
+from tests.export.conftest import Graphs
+from tests.export.networks import learned, pixels_for
 from tests.export.test_verify import assert_nothing_is_written
 
 
 @pytest.mark.parametrize("candidates", [None, 1, 2])
 @pytest.mark.parametrize(("method", "precision"), [("hat", "fp32"), ("sup", "fp32"), ("hat", "int8")])
 def test_a_graph_asked_task_by_task_says_the_same(
-    method: str, precision: str, candidates: int | None, tmp_path: Path
+    method: str, precision: str, candidates: int | None, graphs: Graphs
 ) -> None:
-    network = learned(method, "convnet")
-    folder, pixels = written(tmp_path, network, precision, candidates), pixels_for(network, 12)
+    folder = graphs.folder(method, "convnet", precision, candidates)
+    pixels = pixels_for(learned(method, "convnet"), 12)
     (wanted,) = Whole(folder, precision).ask([Question(pixels)])
     got = TaskByTask(folder, precision).ask([Question(pixels, 3), Question(pixels[:5])])
     for said, count in zip(got, (12, 5), strict=True):
@@ -86,11 +87,10 @@ def test_a_wrong_node_between_the_tasks_of_a_large_graph_is_no_bundle(
     assert f"{output}, batch 1: " in assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
 
 
-def test_only_a_large_graph_is_asked_task_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_large_graph_is_asked_task_by_task(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     for method, candidates in (("hat", None), ("sup", None), ("hat", 1)):
-        folder = tmp_path / f"{method}{candidates}"
-        folder.mkdir()
-        model = onnx.load(written(folder, learned(method, "convnet"), candidates=candidates) / graph_name("fp32"))
+        folder = graphs.folder(method, "convnet", "fp32", candidates)
+        model = onnx.load(folder / graph_name("fp32"))
         weights = sum(np.prod(each.dims) * (8 if "packed" in each.name else 1) for each in model.graph.initializer)
         weights *= 2 if candidates else 1
         monkeypatch.setattr(opened, "LARGE", weights)
