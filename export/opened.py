@@ -22,8 +22,6 @@ from serving.runtime import CPU, open_session, session_options
 AT_ONCE = 64
 LARGE = 250_000_000
 """Weights from which on a graph is opened task by task: onnxruntime holds several copies of them while it loads."""
-DERIVED = tuple(name for name in OUTPUT_NAMES if name not in NETWORK_NAMES)
-"""What the end of a graph makes of all tasks' logits and distances."""
 
 Answers = dict[str, NDArray[Any]]
 
@@ -64,6 +62,7 @@ class TaskByTask:
         self._folder = folder
         self._model = load_nodes(folder, precision)
         made = {node.name: node for node in self._model.graph.node}
+        # Logits, distances and features of each task; in a cascade, also logits and distances of upright images alone.
         names = [list(made[f"{name}/join/Concat"].input) for name in (*NETWORK_NAMES, FEATURES)]
         self._cascaded = AGAIN in made
         if self._cascaded:
@@ -89,15 +88,16 @@ class TaskByTask:
         return [list(answer.values()) for answer in answers]
 
     def _together(self, parts: Sequence[list[NDArray[Any]]]) -> Answers:
-        columns = [np.concatenate(column, axis=1) for column in zip(*parts, strict=True)]
-        logits, distances, features = columns[:3]
+        """What the rest of the graph makes of what every task says."""
+        said = [dict(zip(names, part, strict=True)) for names, part in zip(self._tasks, parts, strict=True)]
         if self._cascaded:
-            upright_logits, upright_distances = columns[3:]
-            (again,) = self._part([AGAIN], {UPRIGHT_DISTANCES: upright_distances}).values()
-            again = np.repeat(again, [part[0].shape[1] for part in parts], axis=1)
-            logits, distances = np.where(again, logits, upright_logits), np.where(again, distances, upright_distances)
-        network = dict(zip(NETWORK_NAMES, (logits, distances), strict=True))
-        return {**network, **self._part(DERIVED, network), FEATURES: features}
+            upright = {names[4]: part[4] for names, part in zip(self._tasks, parts, strict=True)}
+            (again,) = self._part([AGAIN], upright).values()
+            for task, (names, part) in enumerate(zip(self._tasks, parts, strict=True)):
+                chosen = again[:, task : task + 1]
+                said[task] |= {names[place]: np.where(chosen, part[place], part[place + 3]) for place in (0, 1)}
+        given = {name: said[task][name] for task, names in enumerate(self._tasks) for name in names[:3]}
+        return self._part([*OUTPUT_NAMES, FEATURES], given)
 
     def _part(self, outputs: Sequence[str], given: Mapping[str, NDArray[Any]]) -> Answers:
         session = open_part(self._folder, self._model, dict.fromkeys(given, TensorProto.FLOAT), outputs)
