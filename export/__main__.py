@@ -7,23 +7,21 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
 import torch
-from numpy.typing import NDArray
 
-from export.bake import BakedTask, bake_task
-from export.cascade import choose_cascade
+from export.bake import bake_task
+from export.cascade import CascadeError, choose_cascade
 from export.evidence import Evidence, gather
 from export.graph import GraphPlan, write_graph
-from export.opened import TaskByTask, open_written, run_graph
+from export.opened import Opened, Question, open_written
 from export.publish import PublishError, publish
-from export.verify import ParityError, synthetic_images, verify, verify_precision
+from export.verify import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
-from export.writer import OPSET
+from export.writer import OPSET, PRODUCER, installed
 from models.scores import DECISIONS
 from serving.bundle import (
     MANIFEST,
@@ -40,7 +38,7 @@ from serving.bundle import (
     part_name,
     seal,
 )
-from serving.decision import OUTPUT_NAMES
+from serving.decision import OUTPUT_NAMES, Outputs
 from serving.shelf import Shelf, ShelfError
 from training.checkpoint import RunError
 from training.decisions import AUTO
@@ -49,10 +47,8 @@ from training.evaluate import Run, open_run
 
 GOLDEN_IMAGES = 8
 VERIFIED_IMAGES = 21
-PACKAGES = ("openworld", "torch", "onnx", "onnxruntime-gpu", "numpy")
+PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 CASCADES = ("auto", "on", "off")
-
-Outputs = dict[str, NDArray[Any]]
 
 
 class Exporter:
@@ -67,22 +63,35 @@ class Exporter:
         # Images of nobody's, and what the graphs say of them: the server's self-test.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
         self.verification: dict[str, dict[str, float]] = {}
-        self._exact: Outputs = {}
 
-    def add(self, precision: str) -> None:
-        """Write a graph in a precision, verify it, and let it give the golden answers."""
+    def add(self, precisions: Sequence[str]) -> None:
+        """Write a graph in each precision, fp32 first, verify it, and let it give the golden answers."""
+        exact = self._add_exact(compared=len(precisions) > 1)
+        for precision in precisions[1:]:
+            golden, got = self.write(precision).ask([Question(self.golden.pixels), Question(self.evidence.pixels)])
+            self.keep(precision, golden)
+            self.verification[precision] = verify_precision(precision, exact, got, self.run.rule, self.evidence)
+
+    def _add_exact(self, *, compared: bool) -> Outputs:
+        """The fp32 graph, compared with the network; what it says of the evidence, if others are to be compared."""
         run = self.run
-        session = self.write(precision)
-        if precision == "fp32":
-            pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
-            self.verification[precision] = verify(run.network, run.decider, session, pixels, self.cascade)
-            self._exact = run_graph(session, self.evidence.pixels) if len(self.evidence) else {}
-        else:
-            got = run_graph(session, self.evidence.pixels)
-            self.verification[precision] = verify_precision(precision, self._exact, got, run.rule, self.evidence)
+        pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
+        questions = [Question(pixels, size) for size in BATCHES]
+        if compared:
+            questions.append(Question(self.evidence.pixels))
+        answers = self.write("fp32").ask(questions)
+        verified = dict(zip(BATCHES, answers, strict=False))
+        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade)
+        # The first of the images that were verified are the golden ones.
+        self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in verified[max(BATCHES)].items()})
+        return answers[-1] if compared else {}
 
-    def write(self, precision: str) -> ort.InferenceSession | TaskByTask:
-        """Write a graph in a precision and let it give the golden answers; a session of it."""
+    def keep(self, precision: str, answers: Outputs) -> None:
+        """Let these be the golden answers of a precision."""
+        self.golden.outputs[precision] = {name: answers[name] for name in OUTPUT_NAMES}
+
+    def write(self, precision: str) -> Opened:
+        """Write a graph in a precision, and open it."""
         run, preset = self.run, self.run.config.preset
         plan = GraphPlan(
             image=preset.image,
@@ -95,20 +104,8 @@ class Exporter:
             metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
             rotations=preset.network.rotations,
         )
-        weights = 0
-
-        def bake(task: int) -> BakedTask:
-            nonlocal weights
-            baked = bake_task(run.network, run.decider.scorers, task)
-            weights += sum(values.numel() for values in baked.body.parameters())
-            return baked
-
-        write_graph(self.folder, bake, plan)
-        cascaded = plan.candidates is not None
-        session = open_written(self.folder, precision, run.rule, weights=weights, cascaded=cascaded)
-        outputs = run_graph(session, self.golden.pixels)
-        self.golden.outputs[precision] = {name: outputs[name] for name in OUTPUT_NAMES}
-        return session
+        write_graph(self.folder, partial(bake_task, run.network, run.decider.scorers), plan)
+        return open_written(self.folder, precision)
 
     def seal(self, metrics: dict[str, Any], before: Bundle | None) -> Manifest:
         """Write what is left: rule, golden answers and manifest."""
@@ -128,7 +125,7 @@ class Exporter:
             before=before and before.manifest.version,
             cascade=self.cascade,
             metrics=metrics,
-            versions={**{package: _version(package) for package in PACKAGES}, "opset": str(OPSET)},
+            versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
             verification=self.verification,
         )
         if before and manifest.version == before.manifest.version:
@@ -143,7 +140,7 @@ class Exporter:
         tasks = []
         for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
             scorer = run.decider.scorers[task]
-            parts = tuple(part_name(f"task{task}", precision) for precision in self.golden.outputs)
+            parts = tuple(part_name(f"task{task}", precision) for precision in (None, *self.golden.outputs))
             tasks.append(
                 TaskInfo(
                     task=task,
@@ -168,8 +165,7 @@ def export(
     shelf: Shelf | None = None,
 ) -> tuple[Path, Manifest]:
     """Bake, write, verify; the new bundle and its manifest. With a shelf, `out` is where the new version appears."""
-    run = open_run(folder, torch.device("cpu"), decision)
-    metrics = _metrics(folder)
+    run, metrics = _open(folder, decision), _metrics(folder)
     before = _before_on(shelf) if shelf else _before(out)
     evidence = gather(run.config, data)
     coarse = [precision for precision in precisions if precision != "fp32"]
@@ -181,9 +177,10 @@ def export(
         check_target(out)
     with fresh_directory(out if shelf else out.parent, out.name) as fresh:
         exporter = Exporter(run, fresh, evidence, cascade=cascade)
-        for precision in dict.fromkeys(("fp32", *precisions)):
-            exporter.add(precision)
+        exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         manifest = exporter.seal(metrics, before)
+        for reason in evidence.missing:
+            print(f"note: no validation images of {reason}", file=sys.stderr)
         if shelf is None:
             move_into_place(fresh, out)
             return out, manifest
@@ -209,21 +206,25 @@ def _before_on(shelf: Shelf) -> Bundle | None:
         ) from None
 
 
-def _metrics(folder: Path) -> dict[str, Any]:
+def _open(folder: Path, decision: str) -> Run:
     try:
-        return dict(json.loads((folder / "metrics.json").read_bytes()))
+        return open_run(folder, torch.device("cpu"), decision)
+    except ValueError as error:
+        # A decision or a setting that this run cannot have.
+        raise RunError(f"{folder}: {error}") from error
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    path = folder / "metrics.json"
+    try:
+        return dict(json.loads(path.read_bytes()))
     except OSError as error:
         raise RunError(
             f"{folder}: no metrics.json ({error.strerror}); "
             f"finish it with `python -m training.fit --out {folder} --resume`"
         ) from None
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path}: not a JSON object: {error}") from None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -257,10 +258,14 @@ def main(arguments: list[str] | None = None) -> int:
             decision=chosen.decision,
             shelf=shelf,
         )
-    except (RunError, BundleError, ParityError, WriteError, PublishError, ShelfError, ValueError) as error:
+    except (RunError, BundleError, CascadeError, ParityError, WriteError, PublishError, ShelfError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    worst = max(value for name, value in manifest.verification["fp32"].items() if "difference" in name)
+    except OSError as error:
+        print(f"error: {error.filename or chosen.publish or chosen.out}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    checked = manifest.verification["fp32"]
+    worst = max(value for name, value in checked.items() if "difference" in name and "absolute" not in name)
     size = sum(info.size for info in manifest.files.values())
     turned = manifest.cascade.candidates
     print(

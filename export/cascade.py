@@ -33,6 +33,10 @@ ENOUGH_IMAGES = 1000
 """With fewer, not even an agreement without a fault shows that much."""
 
 
+class CascadeError(Exception):
+    """A cascade that was asked for and cannot be had; the message says why."""
+
+
 @dataclass(frozen=True)
 class Rotated:
     """What every task says of a batch in each rotation: ingredient -> [rotations, n, columns]."""
@@ -111,11 +115,11 @@ def choose_cascade(network: Network, decider: Decider, pixels: NDArray[np.uint8]
     """How many tasks see an image turned: `wanted` is on, off, or auto (on if that is shown to change nothing)."""
     tasks, off = len(decider.scorers), Cascade(candidates=None, agreement=None, images=0)
     if network.config.rotations == 1 and wanted == "on":
-        raise ValueError("--cascade on: this network sees no rotated image, so there is none to leave out")
+        raise CascadeError("--cascade on: this network sees no rotated image, so there is none to leave out")
     if wanted == "off" or tasks == 1 or network.config.rotations == 1:
         return off
     if wanted == "on" and not len(pixels):
-        raise ValueError("--cascade on: no validation image is at hand to show it by; --data says where they are")
+        raise CascadeError("--cascade on: no validation image is at hand to show it by; --data says where they are")
     if wanted == "auto" and len(pixels) < ENOUGH_IMAGES:
         return off
     said = rotated_outputs(network, decider, pixels)
@@ -127,7 +131,7 @@ def choose_cascade(network: Network, decider: Decider, pixels: NDArray[np.uint8]
             return best
     highest = max(found.agreement or 0 for found in measured)
     if wanted == "on":
-        raise ValueError(
+        raise CascadeError(
             f"--cascade on: at most {highest:.2%} of {len(pixels)} validation images are answered as by "
             f"the full evaluation; needed {AGREEMENT:.1%}"
         )

@@ -28,6 +28,8 @@ LAST = int(np.iinfo(np.int64).min)
 """Where a slice that runs backwards ends when it takes everything."""
 NEVER = 1e30
 """Stands in a table where a task has fewer classes than another."""
+UPRIGHT_DISTANCES, AGAIN = "cascade/distances/Concat", "cascade/again/LessOrEqual"
+"""Nodes of a cascade: what all tasks say of upright images, and which of them see which image turned."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,31 +17,28 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import shape_inference
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-from onnx.utils import Extractor
 from rich.console import Console
 from rich.table import Table
 
-from export.opened import quiet_options
+from export.part import load_nodes, open_part
+from export.verify import IMAGES_OF_TASK
 from export.writer import SHARED
 from models.heads import ROTATIONS
-from serving.bundle import INPUT_NAME, Bundle, BundleError, Graph, Manifest, graph_name, load_bundle, part_name
-from serving.runtime import CPU, Model, open_session
+from serving.bundle import INPUT_NAME, Bundle, BundleError, Manifest, graph_name, load_bundle, part_name
+from serving.runtime import Model
 
 WARM_UP, RUNS = 3, 15
-EXACT = "fp32"
-"""Every bundle has it, and its layers are those of all precisions."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One task's share of a bundle; bytes and milliseconds by precision."""
+    """One task's share of a bundle; milliseconds by precision, and bytes, with those of all precisions under None."""
 
     labels: tuple[str, ...]
     units: tuple[int, ...]
     macs: int
     """For one image in all its rotations."""
-    stored_bytes: dict[str, int]
+    stored_bytes: dict[str | None, int]
     milliseconds: dict[str, float]
     unchanged: bool
 
@@ -76,11 +72,13 @@ def inspect(bundle: Bundle) -> Inspection:
         model = Model.load(bundle.path, provider="cpu", precision=precision)
         latencies[precision] = _latency(model.session, one)
         del model
-        shapes = _without_weights(bundle, precision)
-        if precision == EXACT:
+        nodes = load_nodes(bundle.path, precision)
+        alone[precision] = [_task_latency(bundle, nodes, task, one) for task in tasks]
+        if not layers:
+            # The layers of one precision are those of all.
+            shapes = _with_shapes(nodes)
             layers = [list(_layers(shapes, task)) for task in tasks]
-            turns = any(node.name.startswith("pixels/turned") for node in shapes.graph.node)
-        alone[precision] = [_task_latency(bundle, shapes, task, one) for task in tasks]
+            turns = any(node.name.startswith("pixels/turned") for node in nodes.graph.node)
     rotations = ROTATIONS if turns else 1
     parts = [
         _part(manifest, task, layers[task], rotations, {key: each[task] for key, each in alone.items()})
@@ -91,22 +89,20 @@ def inspect(bundle: Bundle) -> Inspection:
 
 def _part(manifest: Manifest, task: int, layers: list[_Layer], rotations: int, milliseconds: dict[str, float]) -> Part:
     info = manifest.tasks[task]
-    owned = {precision: manifest.files.get(part_name(f"task{task}", precision)) for precision in manifest.precisions}
+    owned = {key: manifest.files.get(part_name(f"task{task}", key)) for key in (None, *manifest.precisions)}
     return Part(
         labels=info.labels,
         units=tuple(layer.units for layer in layers if not layer.aligns),
         macs=rotations * sum(layer.macs for layer in layers),
-        stored_bytes={precision: file.size if file else 0 for precision, file in owned.items()},
+        stored_bytes={key: file.size if file else 0 for key, file in owned.items()},
         milliseconds=milliseconds,
         unchanged=info.unchanged,
     )
 
 
-def _without_weights(bundle: Bundle, precision: str) -> onnx.ModelProto:
-    """A graph with the shapes of everything in it for one image; the weights stay in their files."""
-    model = onnx.load(bundle.path / graph_name(precision), load_external_data=False)
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph with the shapes of everything in it for one image."""
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    del model.graph.value_info[:]
     return shape_inference.infer_shapes(model, data_prop=True)
 
 
@@ -131,18 +127,7 @@ def _task_latency(bundle: Bundle, model: onnx.ModelProto, task: int, one: NDArra
         # This part sees upright images only; so many of them are as much work as the rotations of one.
         own, pixels = f"task{task}/upright", one.repeat(ROTATIONS, axis=0)
     outputs = [f"{own}/logits/Add", f"{own}/distances/Add"]
-    alone = Extractor(model).extract_model([INPUT_NAME], outputs)
-    _free_shapes(alone)
-    files = {ExternalDataInfo(tensor).location for tensor in alone.graph.initializer if uses_external_data(tensor)}
-    graph = Graph(alone.SerializeToString(), {name: (bundle.path / name).read_bytes() for name in sorted(files)})
-    return _latency(open_session(graph, quiet_options(), [CPU]), pixels)
-
-
-def _free_shapes(model: onnx.ModelProto) -> None:
-    """Let the batch have any size again."""
-    del model.graph.value_info[:]
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return _latency(open_part(bundle.path, model, {INPUT_NAME: onnx.TensorProto.UINT8}, outputs), pixels)
 
 
 def _latency(session: ort.InferenceSession, pixels: NDArray[np.uint8]) -> float:
@@ -169,13 +154,14 @@ def show(bundle: Bundle, found: Inspection) -> None:
         else f"goes on from version {manifest.before}: {unchanged} of {len(manifest.tasks)} tasks are unchanged",
         highlight=False,
     )
-    console.print(_cascade(manifest, found.rotations), highlight=False)
+    console.print(cascade_said(manifest, found.rotations), highlight=False)
     console.print(_tasks(found.parts))
     console.print(_costs(manifest, found))
     console.print(_verification(manifest))
 
 
-def _cascade(manifest: Manifest, rotations: int) -> str:
+def cascade_said(manifest: Manifest, rotations: int) -> str:
+    """Who sees what in which rotation, and what that changes."""
     cascade, tasks = manifest.cascade, len(manifest.tasks)
     if rotations == 1:
         said = f"no rotations were taught: every task sees an image upright, {tasks} views"
@@ -189,7 +175,10 @@ def _cascade(manifest: Manifest, rotations: int) -> str:
         )
     if cascade.agreement is None:
         return said
-    return f"{said}; {cascade.agreement:.2%} of {cascade.images} validation images are answered as without"
+    answered = f"{cascade.agreement:.2%} of {cascade.images} validation images"
+    if cascade.candidates is None:
+        return f"{said}; the best cascade was not taken: it would answer {answered} as the full evaluation does"
+    return f"{said}; {answered} are answered as without"
 
 
 def _tasks(parts: list[Part]) -> Table:
@@ -207,19 +196,20 @@ def _tasks(parts: list[Part]) -> Table:
 
 def _costs(manifest: Manifest, found: Inspection) -> Table:
     """What is stored, and how long one image takes: in each task alone, and in all of them with the decision."""
-    precisions = manifest.precisions
-    columns = [f"{unit} {precision}" for unit in ("kB", "ms") for precision in precisions]
+    precisions, files = manifest.precisions, manifest.files
+    columns = ["kB in common", *(f"{unit} {precision}" for unit in ("kB", "ms") for precision in precisions)]
     table = _table("size, and latency of one image on this machine's CPU", ("part",), columns)
     blank = [""] * len(precisions)
     for number, part in enumerate(found.parts):
-        sizes = [_kilobytes(part.stored_bytes[precision]) for precision in precisions]
+        sizes = [_kilobytes(part.stored_bytes[key]) for key in (None, *precisions)]
         table.add_row(f"task {number}", *sizes, *(f"{part.milliseconds[precision]:.2f}" for precision in precisions))
-    for name, file_of in (("shared weights", partial(part_name, SHARED)), ("graph", graph_name)):
-        files = [manifest.files.get(file_of(precision)) for precision in precisions]
-        table.add_row(name, *(_kilobytes(file.size if file else 0) for file in files), *blank)
-    every = [[info.size for name, info in manifest.files.items() if f".{key}." in name] for key in precisions]
+    common = sum(info.size for name, info in files.items() if name.endswith(".bin") and name.count(".") == 1)
+    shared = files.get(part_name(SHARED))
+    table.add_row("shared weights", _kilobytes(shared.size if shared else 0), *blank, *blank)
+    table.add_row("graph", "", *(_kilobytes(files[graph_name(precision)].size) for precision in precisions), *blank)
+    every = [sum(info.size for name, info in files.items() if f".{key}." in name) for key in precisions]
     whole = [f"{found.milliseconds[precision]:.2f}" for precision in precisions]
-    table.add_row("all", *(_kilobytes(sum(sizes)) for sizes in every), *whole)
+    table.add_row("all", _kilobytes(common), *map(_kilobytes, every), *whole)
     return table
 
 
@@ -230,10 +220,19 @@ def _kilobytes(size: int) -> str:
 def _verification(manifest: Manifest) -> Table:
     table = _table("verified when it was written", ("what",), manifest.precisions)
     checked = manifest.verification
-    for name in dict.fromkeys(name for values in checked.values() for name in values):
-        values = [checked.get(precision, {}).get(name) for precision in manifest.precisions]
-        table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in values))
+    names = dict.fromkeys(name for values in checked.values() for name in values)
+    for name in names:
+        if not name.startswith(IMAGES_OF_TASK):
+            values = [checked.get(precision, {}).get(name) for precision in manifest.precisions]
+            table.add_row(name.replace("_", " "), *("" if value is None else f"{value:.4g}" for value in values))
+    table.add_row("tasks with images", *(_covered(checked.get(precision, {})) for precision in manifest.precisions))
     return table
+
+
+def _covered(checked: Mapping[str, float]) -> str:
+    """How many of the tasks had validation images to be verified by, such as "3 of 4"."""
+    images = [count for name, count in checked.items() if name.startswith(IMAGES_OF_TASK)]
+    return f"{sum(count > 0 for count in images)} of {len(images)}" if images else ""
 
 
 def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:

@@ -1,88 +1,141 @@
-"""A graph that was just written, ready to be asked: whole, or one task at a time where it is too large for that."""
+"""A graph that was written, ready to be asked: whole, or one task at a time where it is too large for that."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import shape_inference
-from onnx.utils import Extractor
+from onnx import TensorProto
 
-from serving.bundle import INPUT_NAME, Graph, graph_name, part_name
-from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, Rule, complete
-from serving.runtime import CPU
-from serving.runtime import open_session as open_graph
+from export.graph import AGAIN, UPRIGHT_DISTANCES
+from export.part import load_nodes, open_part
+from serving.bundle import INPUT_NAME, Graph, graph_name, parts_of
+from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, Outputs
+from serving.runtime import CPU, open_session, session_options
 
 AT_ONCE = 64
 LARGE = 250_000_000
 """Weights from which on a graph is opened task by task: onnxruntime holds several copies of them while it loads."""
 
-Outputs = dict[str, NDArray[Any]]
+Answers = dict[str, NDArray[Any]]
+
+
+class Question(NamedTuple):
+    """Images, and how many of them at a time."""
+
+    pixels: NDArray[np.uint8]
+    size: int = AT_ONCE
+
+
+class Opened(Protocol):
+    """A graph that answers; all questions at once, since opening what answers may be what takes long."""
+
+    def ask(self, questions: Sequence[Question]) -> list[Answers]:
+        """All outputs for each question."""
+        ...
+
+
+class Whole:
+    """A graph in one session."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        self._session = whole_session(folder, precision)
+
+    def ask(self, questions: Sequence[Question]) -> list[Answers]:
+        return [run_graph(self._session, *question) for question in questions]
 
 
 class TaskByTask:
-    """Every task's own part of a graph in a session of its own, one after the other; the rest is put together here."""
+    """Every task's own part of a graph in a session of its own, one after the other, then the graph's end.
 
-    def __init__(self, folder: Path, precision: str, rule: Rule) -> None:
+    In a cascade, a task's part says what it says of upright images and what it says when it sees them all turned; the
+    part of the graph that chooses who sees what again then says which of the two counts.
+    """
+
+    def __init__(self, folder: Path, precision: str) -> None:
         self._folder = folder
-        self._precision = precision
-        self._rule = rule
-        written = onnx.load(folder / graph_name(precision), load_external_data=False)
-        self._model = shape_inference.infer_shapes(written, data_prop=True)
+        self._model = load_nodes(folder, precision)
+        made = {node.name: node for node in self._model.graph.node}
+        # Logits, distances and features of each task; in a cascade, also logits and distances of upright images alone.
+        names = [list(made[f"{name}/join/Concat"].input) for name in (*NETWORK_NAMES, FEATURES)]
+        self._cascaded = AGAIN in made
+        if self._cascaded:
+            names += [[f"task{task}/upright/logits/Add" for task in range(len(names[0]))]]
+            names += [list(made[UPRIGHT_DISTANCES].input)]
+        self._tasks = list(zip(*names, strict=True))
 
-    def run(self, pixels: NDArray[np.uint8], size: int) -> Outputs:
-        said = [self._task(task, pixels, size) for task in range(len(self._rule.tasks))]
-        columns = [np.concatenate(column, axis=1) for column in zip(*said, strict=True)]
-        together = dict(zip((*NETWORK_NAMES, FEATURES), columns, strict=True))
-        whole = complete(together, self._rule) | {FEATURES: columns[-1]}
-        return {name: values.astype(np.float32) for name, values in whole.items()}
+    def ask(self, questions: Sequence[Question]) -> list[Answers]:
+        said = [self._task(names, questions) for names in self._tasks]
+        return [self._together(parts) for parts in zip(*said, strict=True)]
 
-    def _task(self, task: int, pixels: NDArray[np.uint8], size: int) -> list[NDArray[Any]]:
-        # What joins the tasks names the parts of each.
-        joins = {node.name: node.input[task] for node in self._model.graph.node if node.name.endswith("/join/Concat")}
-        names = [joins[f"{name}/join/Concat"] for name in (*NETWORK_NAMES, FEATURES)]
-        alone = Extractor(self._model).extract_model([INPUT_NAME], names)
-        owners = (part_name(owner, self._precision) for owner in ("shared", f"task{task}"))
-        files = [self._folder / name for name in owners if (self._folder / name).exists()]
-        graph = Graph(alone.SerializeToString(), {path.name: path.read_bytes() for path in files})
-        return list(_batches(open_graph(graph, quiet_options(), [CPU]), names, pixels, size).values())
+    def _task(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[NDArray[Any]]]:
+        """What a task says of every question, in the order of the names."""
+        inputs: dict[str, int] = {INPUT_NAME: TensorProto.UINT8}
+        if self._cascaded:
+            inputs[AGAIN] = TensorProto.BOOL
+        session = open_part(self._folder, self._model, inputs, names)
+        answers = []
+        for pixels, size in questions:
+            everyone = np.ones((len(pixels), len(self._tasks)), dtype=bool)
+            given = {INPUT_NAME: pixels, AGAIN: everyone}
+            answers.append(_batches(session, names, {name: given[name] for name in inputs}, size))
+        return [list(answer.values()) for answer in answers]
 
+    def _together(self, parts: Sequence[list[NDArray[Any]]]) -> Answers:
+        """What the rest of the graph makes of what every task says."""
+        said = [dict(zip(names, part, strict=True)) for names, part in zip(self._tasks, parts, strict=True)]
+        if self._cascaded:
+            upright = {names[4]: part[4] for names, part in zip(self._tasks, parts, strict=True)}
+            (again,) = self._part([AGAIN], upright).values()
+            for task, (names, part) in enumerate(zip(self._tasks, parts, strict=True)):
+                chosen = again[:, task : task + 1]
+                said[task] |= {names[place]: np.where(chosen, part[place], part[place + 3]) for place in (0, 1)}
+        given = {name: said[task][name] for task, names in enumerate(self._tasks) for name in names[:3]}
+        return self._part([*OUTPUT_NAMES, FEATURES], given)
 
-def open_written(
-    folder: Path, precision: str, rule: Rule, *, weights: int, cascaded: bool
-) -> ort.InferenceSession | TaskByTask:
-    """Open a graph of so many weights; the tasks of a cascade cannot be asked one by one."""
-    if weights >= LARGE and not cascaded:
-        return TaskByTask(folder, precision, rule)
-    return open_session(folder, precision)
-
-
-def open_session(folder: Path, precision: str) -> ort.InferenceSession:
-    """A whole graph on the CPU."""
-    parts = {path.name: path.read_bytes() for path in folder.glob(f"*.{precision}.bin")}
-    return open_graph(Graph((folder / graph_name(precision)).read_bytes(), parts), quiet_options(), [CPU])
-
-
-def quiet_options() -> ort.SessionOptions:
-    """For a session that a person waits for: as fast as it can be, and no word but errors."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    return options
-
-
-def run_graph(
-    session: ort.InferenceSession | TaskByTask, pixels: NDArray[np.uint8], size: int = AT_ONCE
-) -> dict[str, Any]:
-    """All outputs, so many images at a time."""
-    if isinstance(session, TaskByTask):
-        return session.run(pixels, size)
-    return _batches(session, [*OUTPUT_NAMES, FEATURES], pixels, size)
+    def _part(self, outputs: Sequence[str], given: Mapping[str, NDArray[Any]]) -> Answers:
+        session = open_part(self._folder, self._model, dict.fromkeys(given, TensorProto.FLOAT), outputs)
+        return _batches(session, outputs, given, AT_ONCE)
 
 
-def _batches(session: ort.InferenceSession, names: list[str], pixels: NDArray[np.uint8], size: int) -> Outputs:
-    parts = [session.run(names, {INPUT_NAME: pixels[start : start + size]}) for start in range(0, len(pixels), size)]
+def open_written(folder: Path, precision: str, *, large: bool | None = None) -> Opened:
+    """A graph as it can be opened in bounded memory; `large` insists."""
+    if is_large(load_nodes(folder, precision)) if large is None else large:
+        return TaskByTask(folder, precision)
+    return Whole(folder, precision)
+
+
+def is_large(model: onnx.ModelProto) -> bool:
+    """Whether a graph is better opened task by task."""
+    sizes = (math.prod(constant.dims) * (8 if constant.name.endswith("/packed") else 1)
+             for constant in model.graph.initializer)  # fmt: skip
+    # In a cascade, layers stand twice: for upright images, and in a branch for turned ones.
+    copies = 2 if any(node.name == AGAIN for node in model.graph.node) else 1
+    return bool(copies * sum(sizes) >= LARGE)
+
+
+def whole_session(folder: Path, precision: str) -> ort.InferenceSession:
+    """A whole graph on the CPU, set up as in a server."""
+    names = parts_of((path.name for path in folder.iterdir()), precision)
+    graph = Graph((folder / graph_name(precision)).read_bytes(), {name: (folder / name).read_bytes() for name in names})
+    return open_session(graph, session_options(0), [CPU])
+
+
+def run_graph(session: ort.InferenceSession, pixels: NDArray[np.uint8], size: int = AT_ONCE) -> Answers:
+    """All outputs of a whole graph, so many images at a time."""
+    return _batches(session, [*OUTPUT_NAMES, FEATURES], {INPUT_NAME: pixels}, size)
+
+
+def _batches(session: ort.InferenceSession, names: Sequence[str], given: Outputs, size: int) -> Answers:
+    count = len(next(iter(given.values())))
+    parts = [
+        session.run(list(names), {name: values[start : start + size] for name, values in given.items()})
+        for start in range(0, count, size)
+    ]
     return {name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)}

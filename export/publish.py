@@ -9,11 +9,11 @@ import numpy as np
 
 from export.cascade import AGREEMENT
 from export.evidence import Evidence
-from export.opened import run_graph
+from export.opened import Question, is_large, open_written
+from export.part import load_nodes
 from export.write import move_into_place
-from serving.bundle import Bundle, load_bundle
+from serving.bundle import Bundle, load_bundle, parts_of
 from serving.decision import NETWORK_NAMES, decide
-from serving.runtime import Model
 from serving.shelf import Shelf
 
 
@@ -43,6 +43,7 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence) -> None:
     for task, (rule, own) in enumerate(zip(before.rule.tasks, after.rule.tasks, strict=False)):
         if rule != own:
             raise PublishError(f"task {task}: its validation scores are not those of version {old.version}")
+    before.check()
     for precision in old.precisions:
         if precision not in new.precisions:
             raise PublishError(f"version {old.version} has {precision}; the new bundle has {', '.join(new.precisions)}")
@@ -54,28 +55,28 @@ def _compare_weights(before: Bundle, after: Bundle, precision: str) -> None:
     """The files of the earlier tasks, and the one that they share."""
     old, new = before.manifest, after.manifest
     owners = {name: f"task {task.task}" for task in old.tasks for name in task.parts}
-    for name, info in old.files.items():
-        if name.endswith(f".{precision}.bin") and new.files.get(name) != info:
+    for name in parts_of(old.files, precision):
+        if new.files.get(name) != old.files[name]:
             raise PublishError(f"{owners.get(name, 'all tasks')}: {name} is not what it was in version {old.version}")
 
 
 def _compare_answers(before: Bundle, after: Bundle, precision: str, evidence: Evidence) -> None:
     images = [before.golden.pixels, evidence.pixels[evidence.tasks < len(before.manifest.tasks)]]
-    sessions = [Model.load(bundle.path, provider="cpu", precision=precision).session for bundle in (before, after)]
+    questions = [Question(pixels) for pixels in images if len(pixels)]
+    # Both in the same way, since they are compared to the bit, and one after the other, to need the memory of one.
+    large = any(is_large(load_nodes(bundle.path, precision)) for bundle in (before, after))
+    old, new = (open_written(bundle.path, precision, large=large).ask(questions) for bundle in (before, after))
     classes = len(before.manifest.labels)
     # With a cascade, how often a task sees an image depends on the other tasks; its weights alone cannot change then.
     alike = all(bundle.manifest.cascade.candidates is None for bundle in (before, after))
-    for pixels in images:
-        if not len(pixels):
-            continue
-        said, says = (run_graph(session, pixels) for session in sessions)
+    for question, said, says in zip(questions, old, new, strict=True):
         for name in NETWORK_NAMES if alike else ():
             differing = said[name] != says[name][:, :classes]
             if differing.any():
                 task = int(before.rule.task_of_class[np.argwhere(differing)[0][1]])
                 raise PublishError(f"{precision}: task {task} gives other {name} than in {before.manifest.version}")
         known, knows = decide(said, before.rule).known, decide(says, after.rule).known
-        lost, allowed = int((known & ~knows).sum()), 0 if alike else int((1 - AGREEMENT) * len(pixels))
+        lost, allowed = int((known & ~knows).sum()), 0 if alike else int((1 - AGREEMENT) * len(question.pixels))
         if lost > allowed:
             raise PublishError(
                 f"{precision}: {lost} of {int(known.sum())} known images would be refused as unknown; allowed {allowed}"

@@ -22,6 +22,8 @@ from models.resnet import BakedResidualBlock, GlobalPool
 from models.taps import Tap
 
 LARGEST_WEIGHT = 63
+LARGEST_BIAS = 2**30
+"""Half of what 32 bits hold: the rest is for the sum that it is added to."""
 STEPS = 255
 
 
@@ -114,7 +116,11 @@ class QuantizedBody:
 
     def _conv(self, path: str, layer: BakedConv2d, images: Edge, *, rectified: bool) -> Edge:
         writer = self._writer
-        weight, scale = self._weight(path, layer)
+        least = torch.zeros(layer.out_channels, dtype=torch.float64)
+        if layer.bias is not None:
+            # A bias is counted in steps of pixels times weights, and so many of them must fit in 32 bits.
+            least = layer.bias.detach().double().abs() / (images.scale * LARGEST_BIAS)
+        weight, scale = self._weight(path, layer, least)
         inputs = [self._float(f"{path}/in", images), weight]
         if layer.bias is not None:
             steps = scale.double() * images.scale
@@ -125,12 +131,13 @@ class QuantizedBody:
         made = writer.add("Conv", path, inputs, strides=list(layer.stride), pads=padding)
         return self._quantized(path, made, rectified=rectified)
 
-    def _weight(self, path: str, layer: BakedConv2d) -> tuple[str, Tensor]:
-        """A layer's dequantised weights, and the size of a step in each row."""
+    def _weight(self, path: str, layer: BakedConv2d, least: Tensor) -> tuple[str, Tensor]:
+        """A layer's dequantised weights, and the size of a step in each row, which is at least so large."""
         writer = self._writer
-        if layer.ternary is None:
+        if layer.ternary is None or (layer.ternary.scale < least).any():
             weight = layer.weight.detach()
             scale = (weight.abs().amax(dim=(1, 2, 3)) / LARGEST_WEIGHT).clamp(min=1e-12)
+            scale = torch.maximum(scale, least.float())
             rows = torch.round(weight / scale.view(-1, 1, 1, 1)).to(torch.int8)
             whole = writer.constant(f"{path}/weight", rows)
         else:

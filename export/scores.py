@@ -79,13 +79,24 @@ class IngredientWriter:
         writer, tied, path = self._writer, self._task.detectors.tied, self._path
         upright = writer.constant("upright", np.array(0))
         first = self._add("Gather", "features/first", [self._direction("deep"), upright], axis=0)
-        basis = writer.constant(f"{path}/features/basis", tied.basis[0])
-        back = writer.constant(f"{path}/features/back", (tied.basis[0] * tied.gain[0]).T)
+        if "tied" in self._task.scorer.decision.needs:
+            # All rotations are stored anyhow.
+            stored = [writer.constant(f"{path}/tied/{name}", getattr(tied, name)) for name in ("basis", "gain")]
+            basis, gain = (writer.add_constant("Gather", f"{name}/first", [name, upright], axis=0) for name in stored)
+        else:
+            basis = writer.constant(f"{path}/features/basis", tied.basis[0])
+            gain = writer.constant(f"{path}/features/gain", tied.gain[0])
+        back = self._gained(basis, gain, [1, 0])
         level = writer.constant(f"{path}/features/level", tied.level[0])
         along = self._add("MatMul", "features/along", [first, basis])
         correction = self._add("MatMul", "features/correction", [along, back])
         levelled = self._add("Mul", "features/levelled", [first, level])
         return self._add("Add", "features/standardised", [levelled, correction])
+
+    def _gained(self, basis: str, gain: str, turned: list[int]) -> str:
+        """A basis times its gains, with its last axes exchanged: made from what is stored when the graph is loaded."""
+        gained = self._writer.add_constant("Mul", f"{basis}/gained", [basis, gain])
+        return self._writer.add_constant("Transpose", f"{basis}/back", [gained], perm=turned)
 
     def _mixtures(self, name: str, depth: str, shapes: ClassMixtures) -> str:
         writer, direction = self._writer, self._direction(depth)
@@ -115,7 +126,7 @@ class IngredientWriter:
     def _distances(self, name: str, distances: ClassDistances) -> str:
         direction = self._direction("deep")
         basis = self._constant(f"{name}/basis", distances.basis)
-        gained = self._constant(f"{name}/gained", (distances.basis * distances.gain).transpose(1, 2))
+        gained = self._gained(basis, self._constant(f"{name}/gain", distances.gain), [0, 2, 1])
         along = self._add("MatMul", f"{name}/along", [direction, basis])
         correction = self._add("MatMul", f"{name}/correction", [along, gained])
         levelled = self._add("Mul", f"{name}/levelled", [direction, self._constant(f"{name}/level", distances.level)])
@@ -127,7 +138,7 @@ class IngredientWriter:
         last = writer.constant("last_axis", [-1])
         mean, axes = self._constant("residual/mean", residual.mean), self._constant("residual/axes", residual.axes)
         centred = self._add("Sub", "residual/centred", [self._depths["deep"], mean])
-        back = self._constant("residual/back", residual.axes.transpose(1, 2))
+        back = writer.add_constant("Transpose", f"{axes}/back", [axes], perm=[0, 2, 1])
         inside = self._add("MatMul", "residual/inside", [self._add("MatMul", "residual/along", [centred, axes]), back])
         outside = self._add("Sub", "residual/outside", [centred, inside])
         length = self._add("ReduceL2", "residual/length", [outside, last], keepdims=1)

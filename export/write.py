@@ -25,9 +25,12 @@ def check_target(folder: Path) -> None:
 @contextmanager
 def fresh_directory(parent: Path, name: str) -> Iterator[Path]:
     """A hidden folder to write in; what is still there when the block ends is removed."""
-    parent.mkdir(parents=True, exist_ok=True)
-    # In the same parent, so that moving it is one rename and never a copy.
-    fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        # In the same parent, so that moving it is one rename and never a copy.
+        fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
+    except OSError as error:
+        raise WriteError(f"{parent}: no bundle can be written there: {error.strerror}") from None
     try:
         fresh.chmod(0o755)
         yield fresh
@@ -45,9 +48,15 @@ def move_into_place(fresh: Path, folder: Path) -> None:
     check_target(folder)
     for path in (*fresh.iterdir(), fresh):
         _sync(path)
-    if not folder.exists():
+    if folder.exists():
+        _replace(fresh, folder)
+    else:
         os.rename(fresh, folder)
-        return
+    # Until its parent is written, a crash may undo the rename.
+    _sync(folder.parent)
+
+
+def _replace(fresh: Path, folder: Path) -> None:
     older = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
     try:
         os.rename(folder, older / folder.name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,11 +21,52 @@ from models.weight_mask import pack_bits
 from serving.bundle import part_name
 
 OPSET, IR_VERSION = 23, 10
+"""The newest opset whose Cast, Reshape, Transpose and the like have CUDA kernels in onnxruntime.
+
+It also takes 26, and on the CPU that makes the same fused nodes and the same answers to the bit; on CUDA, what has no
+kernel for its opset falls back to the CPU without a word, with a copy each way.
+"""
 ALIGNMENT = 64
+PRODUCER = "openworld"
 SHARED = "shared"
 CONV_WEIGHT_AXES = (4, 1)
 """Of a convolution's weight and of its bias."""
 BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int8)
+
+
+def installed(package: str) -> str:
+    """The version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+class PartFile:
+    """A file of weights as it is written; one that another precision's graph reads too must be the same again."""
+
+    def __init__(self, path: Path, *, common: bool) -> None:
+        self._path = path
+        self._again = common and path.exists()
+        self._file = path.open("rb" if self._again else "wb")
+
+    def append(self, content: bytes) -> int:
+        """Put numbers at the end; where they begin."""
+        self._put(bytes(-self._file.tell() % ALIGNMENT))
+        start = self._file.tell()
+        self._put(content)
+        return start
+
+    def _put(self, content: bytes) -> None:
+        if not self._again:
+            self._file.write(content)
+        elif self._file.read(len(content)) != content:
+            raise ValueError(f"{self._path}: a graph of another precision has other numbers there")
+
+    def close(self) -> None:
+        if self._again and self._file.read(1):
+            raise ValueError(f"{self._path}: a graph of another precision has more numbers there")
+        self._file.close()
 
 
 class Branch(NamedTuple):
@@ -35,7 +77,11 @@ class Branch(NamedTuple):
 
 
 class GraphWriter:
-    """Writes one graph. Constants named `owner/...` lie in the owner's file: task0, task1, ... or shared."""
+    """Writes one graph. Constants named `owner/...` lie in the owner's files: task0, task1, ... or shared.
+
+    What precision does not change, which is all but the bodies' numbers and in them the bits of masks, lies in a file
+    that the graphs of all precisions read.
+    """
 
     def __init__(self, folder: Path, precision: str) -> None:
         self._folder = folder
@@ -43,7 +89,7 @@ class GraphWriter:
         self._nodes: list[onnx.NodeProto] = []
         self._open = self._nodes
         self._constants: dict[str, onnx.TensorProto] = {}
-        self._files: dict[str, BinaryIO] = {}
+        self._files: dict[str, PartFile] = {}
         self._signs: dict[int, str] = {}
         self._made: set[str] = set()
         self._suffix = ""
@@ -126,17 +172,16 @@ class GraphWriter:
         return name
 
     def _stored(self, owner: str, name: str, array: NDArray[Any]) -> onnx.TensorProto:
-        location = part_name(owner, self._precision)
+        common = "/body/" not in name or owner == SHARED or name.endswith("/packed")
+        location = part_name(owner, None if common else self._precision)
         if location not in self._files:
-            self._files[location] = (self._folder / location).open("wb")
-        file = self._files[location]
-        file.write(bytes(-file.tell() % ALIGNMENT))
+            self._files[location] = PartFile(self._folder / location, common=common)
+        start = self._files[location].append(array.tobytes())
         tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
         # onnx marks a tensor as external only where it finds data to replace.
         tensor.raw_data = b""
-        set_external_data(tensor, location, offset=file.tell(), length=array.nbytes)
+        set_external_data(tensor, location, offset=start, length=array.nbytes)
         tensor.ClearField("raw_data")
-        file.write(array.tobytes())
         return tensor
 
     def ternary(self, path: str, weights: Ternary, shape: torch.Size) -> str:
@@ -198,7 +243,11 @@ class GraphWriter:
         """The graph as it is so far."""
         graph = helper.make_graph(self._nodes, "openworld", inputs, outputs, list(self._constants.values()))
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="openworld"
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name=PRODUCER,
+            producer_version=installed(PRODUCER),
         )
         helper.set_model_props(model, metadata or {})
         return model

@@ -3,8 +3,10 @@
     manifest.json     what is inside, with the sha256 of every other file
     rule.json         the decision rule's numbers
     model.fp32.onnx   8-bit pixels in, what a decision reads out; one such graph for each precision
-    shared.fp32.bin   its weights that all tasks share, if there are any
-    task0.fp32.bin    its weights that are the first task's own, and so on: learning a task adds a file and changes none
+    shared.bin        weights that all tasks share, if there are any
+    task0.bin         the first task's own weights that are the same in every precision, and so on: learning a task adds
+                      files and changes none
+    task0.fp32.bin    those that a precision has for itself
     golden.npz        a few images with the outputs that they must give in each precision
 
 The reader owns the format; the exporter writes through the same classes.
@@ -15,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from serving.decision import OUTPUT_NAMES, Rule, threshold
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, RULE, GOLDEN = "manifest.json", "rule.json", "golden.npz"
 INPUT_NAME = "pixels"
 PRECISIONS = ("fp32", "int8", "fp16")
@@ -37,9 +39,14 @@ def graph_name(precision: str) -> str:
     return f"model.{precision}.onnx"
 
 
-def part_name(owner: str, precision: str) -> str:
-    """The file of weights that belong to `owner`: "task0", or "shared"."""
-    return f"{owner}.{precision}.bin"
+def part_name(owner: str, precision: str | None = None) -> str:
+    """The file of weights that belong to `owner`, "task0" or "shared": in one precision, or the same in all of them."""
+    return f"{owner}.bin" if precision is None else f"{owner}.{precision}.bin"
+
+
+def parts_of(files: Iterable[str], precision: str) -> list[str]:
+    """Those files of weights that the graph of a precision reads."""
+    return [name for name in files if name.endswith(".bin") and name.split(".")[1:-1] in ([], [precision])]
 
 
 class BundleError(Exception):
@@ -177,8 +184,7 @@ class Bundle:
         if precision not in self.manifest.precisions:
             raise BundleError(f"{self.path}: no {precision} in it; it has {', '.join(self.manifest.precisions)}")
         model = self._read(graph_name(precision))
-        owned = [name for name in self.manifest.files if name.endswith(f".{precision}.bin")]
-        return Graph(model, {name: self._read(name) for name in owned})
+        return Graph(model, {name: self._read(name) for name in parts_of(self.manifest.files, precision)})
 
     def check(self) -> None:
         """Read every file once, only to see that it is whole."""
@@ -275,7 +281,8 @@ def _read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path}: cannot be read as JSON: {error}") from error
     found = content.get("format") if isinstance(content, Mapping) else None
     if found != FORMAT:
-        raise BundleError(f"{path}: format {found!r}; this version reads format {FORMAT}")
+        again = "; export its run again" if isinstance(found, int) and found < FORMAT else ""
+        raise BundleError(f"{path}: format {found!r}; this version reads format {FORMAT}{again}")
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:

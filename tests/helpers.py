@@ -121,6 +121,13 @@ def open_gates(network: Network, task: int, share: float) -> None:
 
 def finish_with_random_statistics(network: Network, task: int, copies: int = 4) -> None:
     """As if the task had been learned: norms, head, calibration and detectors that are nobody's default."""
+    draw_statistics(network, task)
+    config = network.config
+    see(network, task, torch.rand(8, config.channels, config.height, config.width), copies)
+
+
+def draw_statistics(network: Network, task: int) -> None:
+    """The same but for the detectors, which need images."""
     with torch.no_grad():
         for norm in (layer.of(task) for layer in network.task_layers() if isinstance(layer, TaskNorm)):
             assert norm.running_mean is not None
@@ -131,11 +138,10 @@ def finish_with_random_statistics(network: Network, task: int, copies: int = 4) 
                 norm.weight.copy_(torch.randn(norm.num_features))
                 norm.bias.copy_(torch.randn(norm.num_features))
         network.finish(task)
-        head, config = network.head(task), network.config
+        head = network.head(task)
         for values in (head.weight, head.bias, head.scale, head.shift):
             values.copy_(torch.randn(values.shape))
         network.eval()
-        see(network, task, torch.rand(8, config.channels, config.height, config.width), copies)
 
 
 def network_of_two_tasks() -> Network:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,20 @@ class Row:
 
 @dataclass
 class Report:
-    """Rows of this run."""
+    """Rows of this run, which is known by when it began."""
 
+    run: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     rows: list[Row] = field(default_factory=list)
 
     def add(self, name: str, value: float, unit: str, baseline: float | None = None) -> None:
         self.rows.append(Row(name, value, unit, baseline))
+
+    def append_to(self, path: Path) -> None:
+        """Add the rows to those of earlier runs."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = json.loads(path.read_text()) if path.exists() else []
+        rows = [{**asdict(row), "ratio": row.ratio, "run": self.run} for row in self.rows]
+        path.write_text(json.dumps([*before, *rows], indent=1) + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -51,11 +60,8 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
     gathered = Report()
     yield gathered
     path: Path = request.config.getoption("--bench-json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = json.loads(path.read_text()) if path.exists() else []
-    rows = [{**asdict(row), "ratio": row.ratio} for row in gathered.rows]
-    path.write_text(json.dumps([*before, *rows], indent=1) + "\n")
-    print(f"\n{len(rows)} rows appended to {path}")
+    gathered.append_to(path)
+    print(f"\n{len(gathered.rows)} rows appended to {path}")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

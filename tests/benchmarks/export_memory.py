@@ -1,10 +1,15 @@
-"""Export a large network as `python -m export` does, in a process of its own, and say how much memory that took."""
+"""Export a large network as `python -m export` does, in a process of its own, and say how much memory that took.
+
+`python -m tests.benchmarks.export_memory sup 128 20`: method, width and tasks; a fourth number makes it a cascade in
+which so many tasks see an image turned.
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
 import tempfile
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,6 +18,7 @@ import numpy as np
 from export import verify
 from export.__main__ import Exporter
 from export.evidence import Evidence
+from serving.bundle import Cascade
 from tests.benchmarks.exported import NO_IMAGES, random_run, resnet
 
 ALLOWED = 0.1
@@ -23,16 +29,19 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main(method: str, width: int, tasks: int) -> None:
+def main(method: str, width: int, tasks: int, candidates: int | None = None) -> None:
+    started = time.perf_counter()
     run = random_run(resnet(method, width), tasks)
-    before = peak_megabytes()
+    before, ready = peak_megabytes(), time.perf_counter()
     # What was never learned is verified as usual, but a few images far from everything do not agree as closely.
     with tempfile.TemporaryDirectory() as folder, patch.object(verify, "ALLOWED", ALLOWED):
         exporter = Exporter(run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
-        exporter.add("fp32")
+        exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
+        exporter.add(["fp32"])
         exporter.seal({}, None)
+    print(f"set up in {ready - started:.0f} s, exported in {time.perf_counter() - ready:.0f} s", file=sys.stderr)
     print(before, peak_megabytes())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
 from export.__main__ import main
-from serving.bundle import Bundle, load_bundle
+from export.opened import whole_session
+from serving.bundle import Bundle, graph_name, load_bundle
+from tests.export.networks import evidence_for, learned, put_run, run_of, written
 from tests.helpers import tiny_run
 from training.evaluate import Run, open_run
 
@@ -46,3 +51,38 @@ def exported_sup(export_tiny: Callable[[str], Exported]) -> Exported:
 def exported(request: pytest.FixtureRequest) -> Exported:
     made: Exported = request.getfixturevalue(f"exported_{request.param}")
     return made
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with validation images at hand."""
+    network = learned("hat", "convnet")
+    return put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network))
+
+
+class Graphs:
+    """Every graph is written once, when it is first asked for."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+
+    @cache  # noqa: B019
+    def folder(self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None) -> Path:
+        return written(self._factory.mktemp("graph"), learned(method, backbone), precision, candidates)
+
+    @cache  # noqa: B019
+    def session(
+        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
+    ) -> ort.InferenceSession:
+        return whole_session(self.folder(method, backbone, precision, candidates), precision)
+
+    def model(
+        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
+    ) -> onnx.ModelProto:
+        """The graph with its weights."""
+        return onnx.load(self.folder(method, backbone, precision, candidates) / graph_name(precision))
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    return Graphs(tmp_path_factory)

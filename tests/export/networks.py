@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,16 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export import __main__ as command
-from export.bake import bake_task
+from export.bake import BakedTask, bake_task
 from export.evidence import Evidence
 from export.graph import GraphPlan, write_graph
 from models import mixtures
 from models.network import Network
+from models.scores import TaskScorer
 from models.task_norm import TaskNorm
 from serving.bundle import ImageSpec
 from tests.helpers import (
     TINY_PRESET,
-    finish_with_random_statistics,
+    draw_statistics,
     open_gates,
     see,
     tiny_network,
@@ -56,17 +58,17 @@ def learned(method: str = "hat", backbone: str = "convnet", sizes: tuple[int, ..
     return network
 
 
-def learn_at_random(network: Network, classes: int, share: float = 0.8) -> None:
+def learn_at_random(network: Network, classes: int, share: float = 0.8, count: int = 320) -> None:
     task = network.add_task(classes)
     open_gates(network, task, share)
-    finish_at_random(network, task)
+    finish_at_random(network, task, count)
 
 
-def finish_at_random(network: Network, task: int) -> None:
-    """As if the task had been learned from images such as `pixels_for` makes."""
-    finish_with_random_statistics(network, task)
+def finish_at_random(network: Network, task: int, count: int = 320) -> None:
+    """As if the task had been learned from so many images such as `pixels_for` makes."""
+    draw_statistics(network, task)
     with torch.no_grad():
-        images = torch.from_numpy(pixels_for(network, 320, seed=7)).permute(0, 3, 1, 2) / 255
+        images = torch.from_numpy(pixels_for(network, count, seed=7)).permute(0, 3, 1, 2) / 255
         settle_norms(network, task, images)
         see(network, task, images)
 
@@ -110,8 +112,27 @@ def decider_for(network: Network, decision: str = STEADY) -> Decider:
     return make_decider(network, decision, 0.05, corrections)
 
 
+@torch.no_grad()
+def baked_outputs(network: Network, scorers: Sequence[TaskScorer], pixels: NDArray[np.uint8]) -> list[Tensor]:
+    """What the baked sub-networks say: logits and distances, each [n, classes of all tasks]."""
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    turned = network.turned(network.normalised(images))
+    said = [_said(bake_task(network, scorers, task), turned) for task in range(len(network.heads))]
+    return [torch.cat(columns, dim=1) for columns in zip(*said, strict=True)]
+
+
+def _said(task: BakedTask, turned: Tensor) -> tuple[Tensor, Tensor]:
+    maps = task.body[: task.tap.stage + 1](turned)
+    features = task.body[task.tap.stage + 1 :](maps)
+    depths = [flat.view(len(task.head.weight), -1, flat.shape[1]) for flat in (task.tap.of(maps), features)]
+    rotated = {"logits": task.head.each_rotation(depths[-1]), **task.detectors.each_rotation(depths)}
+    said = task.detectors.together(rotated)
+    return task.scorer.logits(said), task.scorer.distances(said)
+
+
 def image_spec(network: Network) -> ImageSpec:
-    return ImageSpec(height=8, width=8, mode="L" if network.config.channels == 1 else "RGB")
+    config = network.config
+    return ImageSpec(height=config.height, width=config.width, mode="L" if config.channels == 1 else "RGB")
 
 
 def written(

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export.bake import bake, bake_task
+from export.bake import bake_task
+from export.opened import run_graph, whole_session
 from models.baked import Align
 from models.gated import GatedConv2d, GatedLinear
 from models.network import Network
 from models.resnet import BakedResidualBlock
-from serving.decision import NETWORK_NAMES
-from tests.export.networks import decider_for, finish_at_random, learn_at_random, pixels_for
+from serving.decision import NETWORK_NAMES, Outputs
+from tests.export.networks import (
+    baked_outputs,
+    decider_for,
+    finish_at_random,
+    learn_at_random,
+    pixels_for,
+    written,
+)
 from tests.helpers import open_gates, tiny_network
 
 BACKBONES = {
@@ -31,22 +44,37 @@ def network_of_shares(method: str, backbone: str, seed: int, *shares: float) -> 
     """A network with a task for each share of open units."""
     network = tiny_network(method, seed=seed, **BACKBONES[backbone])
     for share in shares:
-        learn_at_random(network, 2 + len(network.heads), share)
+        learn_at_random(network, 2 + len(network.heads), share, IMAGES)
     return network
 
 
+IMAGES = 80
+"""That a task seems to be learned from: enough for features that do not all point the same way."""
+CLOSE = {"logits": 1e-5, "distances": 3e-5}
+"""Allowed |difference| / max(1, |value|); distances count in spreads of a task's images, which may be small."""
+
+
+def assert_close(got: Sequence[Tensor | NDArray[np.floating]], expected: Outputs) -> None:
+    for name, values in zip(NETWORK_NAMES, got, strict=True):
+        wanted = expected[name]
+        # A logit is a sum of products that cancel: it is as exact as the largest of them lets it be.
+        size = max(1, np.abs(wanted).max()) if name == "logits" else np.maximum(1, np.abs(wanted))
+        worst = float((np.abs(np.asarray(values) - wanted) / size).max())
+        assert worst <= CLOSE[name], f"{name} differ by {worst:.2g} > {CLOSE[name]:g}"
+
+
 @torch.no_grad()
-def assert_baked_equals_network(network: Network, count: int = 3) -> None:
-    pixels = torch.from_numpy(pixels_for(network, count))
-    images = pixels.permute(0, 3, 1, 2) / 255
+def assert_baked_equals_network(network: Network, count: int = 3, graph: Path | None = None) -> None:
+    """Also the graph, if there is a folder to write it in."""
+    pixels = pixels_for(network, count)
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
     decider = decider_for(network)
     said = [network.detector(task).together(network.said(images, task)) for task in range(len(network.heads))]
     expected = decider.outputs(said)
-    got = bake(network, decider.scorers)(pixels)
-    logits, distances = NETWORK_NAMES
-    np.testing.assert_allclose(got[0], expected[logits], atol=1e-5 * max(1, np.abs(expected[logits]).max()), rtol=0)
-    # Distances are ratios of small numbers where a network has hardly any live feature.
-    np.testing.assert_allclose(got[1], expected[distances], atol=1e-2, rtol=1e-3)
+    assert_close(baked_outputs(network, decider.scorers, pixels), expected)
+    if graph is not None:
+        got = run_graph(whole_session(written(graph, network), "fp32"), pixels)
+        assert_close([got[name] for name in NETWORK_NAMES], expected)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -68,6 +96,17 @@ def test_baked_equals_network_for_any_gates(backbone: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_graph_equals_the_network_for_any_gates(backbone: str) -> None:
+    @settings(derandomize=True, deadline=None, max_examples=2)
+    @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 1))
+    def check(seed: int, first: float, second: float) -> None:
+        with TemporaryDirectory() as folder:
+            assert_baked_equals_network(network_of_shares("hat", backbone, seed, first, second), graph=Path(folder))
+
+    check()
+
+
 @pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
 def test_baked_equals_network_with_one_live_channel_and_a_layer_that_two_tasks_share(backbone: str) -> None:
     # The last mask is the projection's, which is not baked.
@@ -85,7 +124,7 @@ def test_baked_equals_network_with_one_live_channel_and_a_layer_that_two_tasks_s
             else:
                 mask = network.unit_masks()[shared]
                 mask.logits[1].data.copy_(mask.logits[0].data)
-            finish_at_random(network, task)
+            finish_at_random(network, task, IMAGES)
         assert len(network.unit_masks()[narrow].live(0)) == 1
         assert torch.equal(network.unit_masks()[shared].live(0), network.unit_masks()[shared].live(1))
         assert_baked_equals_network(network)
@@ -105,7 +144,7 @@ def test_a_layer_with_one_live_channel(backbone: str) -> None:
     network.add_task(2)
     open_gates(network, 0, 0.7)
     shut_all_but(network, 0, 1, [2])
-    finish_at_random(network, 0)
+    finish_at_random(network, 0, IMAGES)
     assert network.unit_masks()[1].live(0).tolist() == [2]
     assert_baked_equals_network(network)
 
@@ -120,7 +159,7 @@ def test_two_tasks_that_share_every_unit(backbone: str) -> None:
         else:
             for mask in network.unit_masks():
                 mask.logits[1].data.copy_(mask.logits[0].data)
-        finish_at_random(network, task)
+        finish_at_random(network, task, IMAGES)
     assert_baked_equals_network(network)
 
 
@@ -139,7 +178,7 @@ def test_live_channels_before_and_after_an_identity_shortcut(before: list[int], 
     open_gates(network, 0, 0.7)
     shut_all_but(network, 0, STEM, before)
     shut_all_but(network, 0, BLOCK_OUTPUT, after)
-    finish_at_random(network, 0)
+    finish_at_random(network, 0, IMAGES)
     assert_baked_equals_network(network)
     block = bake_task(network, decider_for(network).scorers, 0).body[1]
     assert isinstance(block, BakedResidualBlock)
@@ -176,8 +215,8 @@ def test_baked_layers_have_live_channels_and_no_others(backbone: str) -> None:
 def test_baking_leaves_the_network_as_it_was() -> None:
     network = network_of_shares("hat", "resnet18", 0, 0.5)
     before: dict[str, Tensor] = {name: value.clone() for name, value in network.state_dict().items()}
-    baked = bake(network, decider_for(network).scorers)
+    baked = bake_task(network, decider_for(network).scorers, 0)
     with torch.no_grad():
-        for parameter in baked.parameters():
+        for parameter in (*baked.body.parameters(), *baked.head.parameters()):
             parameter.zero_()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

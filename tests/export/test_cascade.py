@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from export import cascade
 from export.__main__ import main
-from export.cascade import Rotated, agreement, cascaded, choose_cascade
+from export.cascade import CascadeError, Rotated, agreement, cascaded, choose_cascade
 from models.scores import DECISIONS, INGREDIENTS, TaskScorer
 from serving.bundle import Cascade, load_bundle
 from serving.decision import Rule, TaskRule
@@ -117,13 +117,15 @@ def test_poor_agreement_is_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_poor_agreement_is_refused_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"--cascade on: at most 99\.80% of 1000 validation images .*; needed 99\.9%"):
+    with pytest.raises(
+        CascadeError, match=r"--cascade on: at most 99\.80% of 1000 validation images .*; needed 99\.9%"
+    ):
         choose(monkeypatch, "on", images=1000, tasks=2, surprising=2)
 
 
 def test_on_takes_what_images_there_are_and_refuses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(monkeypatch, "on", images=10, tasks=3) == Cascade(candidates=1, seen=1.0, agreement=1.0, images=10)
-    with pytest.raises(ValueError, match="--cascade on: no validation image is at hand"):
+    with pytest.raises(CascadeError, match="--cascade on: no validation image is at hand"):
         choose(monkeypatch, "on", images=0, tasks=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 import pytest
 
 from export.cascade import cascaded, rotated_outputs
-from export.opened import open_session, run_graph
+from export.opened import run_graph, whole_session
 from export.verify import ALLOWED
 from export.writer import GraphWriter
 from models.scores import DECISIONS, INGREDIENTS
@@ -26,7 +27,7 @@ def assert_graph_equals_network(
 ) -> None:
     network = learned(method, backbone, SIZES)
     decider, pixels = decider_for(network, decision), pixels_for(network, IMAGES)
-    got = run_graph(open_session(written(folder, network, "fp32", candidates, decision), "fp32"), pixels)
+    got = run_graph(whole_session(written(folder, network, "fp32", candidates, decision), "fp32"), pixels)
     wanted = complete(cascaded(rotated_outputs(network, decider, pixels), candidates), decider.rule)
     assert np.ptp(wanted["scores"], axis=0).min() > 1e-4
     for name in OUTPUT_NAMES:
@@ -53,6 +54,22 @@ def test_a_graph_holds_only_the_ingredients_that_its_decision_reads(decision: st
     rooms = {name.split("/")[1] for name in numbers if name.startswith("task0/")}
     assert "head" in rooms
     assert rooms & set(INGREDIENTS) == set(DECISIONS[decision].needs) - {"logits"}
+
+
+@pytest.mark.parametrize("decision", ["mahalanobis", "vim"])
+def test_a_graph_stores_no_number_that_it_can_make_of_others(decision: str, tmp_path: Path) -> None:
+    network = learned("hat", "convnet", SIZES)
+    graph = onnx.load(written(tmp_path, network, decision=decision) / graph_name("fp32")).graph
+    sizes = {each.name: math.prod(each.dims) for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
+    detectors = network.detector(0)
+    tied, residual = detectors.tied, detectors.residual
+    wanted = {
+        "mahalanobis": sum(each.numel() for each in (tied.means, tied.basis, tied.gain, tied.level, tied.level[0])),
+        "vim": sum(each.numel() for each in (residual.mean, residual.axes, residual.gain))
+        + sum(each[0].numel() for each in (tied.basis, tied.gain, tied.level)),
+    }
+    rooms = tuple(f"task0/{room}/" for room in ("tied", "residual", "features"))
+    assert sum(size for name, size in sizes.items() if name.startswith(rooms)) == wanted[decision]
 
 
 # ---- the branches of a cascade
@@ -96,7 +113,7 @@ def test_weights_of_their_own_change_no_answer(
     for name in ("own", "shared"):
         (tmp_path / name).mkdir()
         folder = written(tmp_path / name, network, precision, 1, "features")
-        answers.append(run_graph(open_session(folder, precision), pixels))
+        answers.append(run_graph(whole_session(folder, precision), pixels))
         monkeypatch.setattr(GraphWriter, "_with_own_weights", lambda self, nodes: list(nodes))
     own, shared = answers
     for name in OUTPUT_NAMES:

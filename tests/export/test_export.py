@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from datetime import datetime
@@ -13,14 +14,18 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from export import __main__ as command
+from export import verify
 from export.__main__ import main
-from export.opened import open_session, run_graph
+from export.evidence import Evidence
+from export.opened import run_graph, whole_session
 from export.verify import ALLOWED
 from export.writer import OPSET
 from serving.bundle import GOLDEN, INPUT_NAME, MANIFEST, RULE, Cascade, graph_name, load_bundle, part_name
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
 from serving.runtime import Model
 from tests.export.conftest import Exported
+from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import (
     LABELS,
     SPEC,
@@ -33,7 +38,7 @@ from training.checkpoint import CONFIG, CURRENT
 
 
 def session_of(exported: Exported) -> ort.InferenceSession:
-    return open_session(exported.bundle.path, "fp32")
+    return whole_session(exported.bundle.path, "fp32")
 
 
 def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
@@ -52,7 +57,8 @@ def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
     assert manifest.versions["torch"] == torch.__version__.split("+")[0]
     assert manifest.precisions == ("fp32",)
     assert manifest.verification.keys() == {"fp32"}
-    assert max(value for name, value in manifest.verification["fp32"].items() if "difference" in name) <= ALLOWED
+    differences = {name for name in manifest.verification["fp32"] if "difference" in name and "absolute" not in name}
+    assert max(manifest.verification["fp32"][name] for name in differences) <= ALLOWED
     assert manifest.cascade == Cascade(candidates=None, agreement=None, images=0)
     assert manifest.before is None
     assert not any(task.unchanged for task in manifest.tasks)
@@ -62,9 +68,10 @@ def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
 def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     files = {path.name: path.stat().st_size for path in exported.bundle.path.iterdir()}
     owners = {"task0", "task1"} | ({"shared"} if exported.run.config.method == "sup" else set())
-    parts = {part_name(owner, "fp32") for owner in owners}
+    parts = {part_name(owner) for owner in owners} | {part_name(owner, "fp32") for owner in owners - {"shared"}}
     assert files.keys() == {MANIFEST, RULE, GOLDEN, graph_name("fp32"), *parts}
-    assert [task.parts for task in exported.bundle.manifest.tasks] == [("task0.fp32.bin",), ("task1.fp32.bin",)]
+    named = [("task0.bin", "task0.fp32.bin"), ("task1.bin", "task1.fp32.bin")]
+    assert [task.parts for task in exported.bundle.manifest.tasks] == named
     manifest_size = files.pop(MANIFEST)
     assert manifest_size > 0
     assert {name: info.size for name, info in exported.bundle.manifest.files.items()} == files
@@ -88,6 +95,10 @@ def test_the_graph_is_valid_with_a_dynamic_batch_and_the_agreed_names(exported: 
     assert [dimension.dim_value for dimension in shape] == list(SPEC.shape)
     assert [output.name for output in model.graph.output] == [*OUTPUT_NAMES, FEATURES]
     metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert (model.producer_name, model.producer_version) == (
+        "openworld",
+        exported.bundle.manifest.versions["openworld"],
+    )
     assert (metadata["name"], metadata["precision"]) == (exported.bundle.manifest.name, "fp32")
     assert json.loads(metadata["tasks"]) == [list(LABELS[:2]), list(LABELS[2:])]
 
@@ -190,6 +201,61 @@ def test_a_run_that_was_never_measured_is_refused(
     folder = copy_of_run(exported_hat, tmp_path / "run", CONFIG, CURRENT)
     assert_refused([str(folder)], f"{folder}: no metrics.json", capsys, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_run_with_corrupt_metrics_is_refused_by_the_name_of_their_file(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy_of_run(exported_hat, tmp_path / "run", CONFIG, CURRENT)
+    for content in ("{", "5"):
+        (folder / "metrics.json").write_text(content)
+        message = f"{folder / 'metrics.json'}: not a JSON object: "
+        assert_refused([str(folder)], message, capsys, tmp_path / "bundle")
+
+
+def test_a_disk_that_fails_is_one_line_that_names_the_file(
+    exported_hat: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_graph(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "task0.fp32.bin")
+
+    monkeypatch.setattr(command, "write_graph", write_graph)
+    message = "error: task0.fp32.bin: No space left on device\n"
+    assert_refused([str(exported_hat.folder)], message, capsys, tmp_path / "bundle")
+
+
+def test_a_mistake_in_the_program_is_not_taken_for_the_users(
+    exported_hat: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_graph(*_: object) -> None:
+        raise ValueError("zip() argument 2 is shorter than argument 1")
+
+    monkeypatch.setattr(command, "write_graph", write_graph)
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        main([str(exported_hat.folder), "--out", str(tmp_path / "bundle")])
+
+
+def test_a_decision_that_a_run_cannot_have_is_refused(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(exported_hat.folder), "--decision", "paper+c"]
+    assert_refused(arguments, f"{exported_hat.folder}: decision paper+c needs", capsys, tmp_path / "bundle")
+
+
+def test_tasks_whose_images_are_gone_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet")
+    everything = evidence_for(network)
+    left = everything.tasks != 1
+    evidence = Evidence(everything.pixels[left], everything.tasks[left], ("task 1: /photos is gone",))
+    folder = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence)
+    monkeypatch.setattr(verify, "AGREEING", {})
+    monkeypatch.setattr(verify, "AUROC_CHANGE", 2)
+    assert main([str(folder), "--out", str(tmp_path / "bundle"), "--precision", "fp16"]) == 0
+    assert capsys.readouterr().err == "note: no validation images of task 1: /photos is gone\n"
+    checked = load_bundle(tmp_path / "bundle").manifest.verification["fp16"]
+    assert [checked[f"images_of_task_{task}"] for task in range(3)] == [14, 0, 13]
 
 
 def test_a_run_with_a_corrupt_checkpoint_is_refused(

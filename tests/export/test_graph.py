@@ -1,61 +1,26 @@
-"""The ONNX graph says what the network says, under names that a person can read, and keeps bits as bits."""
+"""The ONNX graph says what the network says, under names that a person can read."""
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-from onnx.reference import ReferenceEvaluator
-from torch import nn
+from onnx import TensorProto
 
-from export.bake import BakedTask, bake_task
 from export.cascade import Rotated, cascaded, rotated_outputs, seen_again
-from export.graph import GraphPlan, write_graph
-from export.opened import open_session, run_graph
+from export.opened import run_graph, whole_session
 from models.network import Network
-from models.weight_mask import MaskedConv2d, MaskedLinear
-from serving.bundle import INPUT_NAME, graph_name, part_name
+from serving.bundle import INPUT_NAME, graph_name
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete
-from tests.export.networks import decider_for, image_spec, learned, pixels_for, written
+from tests.export.conftest import Graphs
+from tests.export.networks import decider_for, learned, pixels_for, written
 
 IMAGES = 12
-
-
-class Graphs:
-    """Every graph is written once, when it is first asked for."""
-
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        self._factory = factory
-
-    @cache  # noqa: B019
-    def folder(self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None) -> Path:
-        return written(self._factory.mktemp("graph"), learned(method, backbone), precision, candidates)
-
-    @cache  # noqa: B019
-    def session(
-        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
-    ) -> ort.InferenceSession:
-        return open_session(self.folder(method, backbone, precision, candidates), precision)
-
-    def model(
-        self, method: str, backbone: str, precision: str = "fp32", candidates: int | None = None
-    ) -> onnx.ModelProto:
-        """The graph with its weights."""
-        return onnx.load(self.folder(method, backbone, precision, candidates) / graph_name(precision))
-
-
-@pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Graphs:
-    return Graphs(tmp_path_factory)
 
 
 @cache
@@ -138,7 +103,7 @@ def test_a_coarser_cascade_turns_images_for_so_many_tasks(
 def test_tasks_of_one_size_need_no_filling_up(tmp_path: Path) -> None:
     network = learned(sizes=(2, 2, 2))
     rule, pixels = decider_for(network).rule, pixels_for(network, IMAGES)
-    got = run_graph(open_session(written(tmp_path, network, "fp32", 1), "fp32"), pixels)
+    got = run_graph(whole_session(written(tmp_path, network, "fp32", 1), "fp32"), pixels)
     wanted = complete(cascaded(rotated_outputs(network, decider_for(network), pixels), 1), rule)
     assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
 
@@ -153,7 +118,7 @@ def test_a_task_that_falls_behind_by_a_margin_is_left_out(tmp_path: Path) -> Non
     again = seen_again(said, 2, margin).sum(axis=1)
     assert sorted(np.unique(again)) == [1, 2]
     graph = written(tmp_path, network, "fp32", 2, margin=margin * 1.0001)
-    got = run_graph(open_session(graph, "fp32"), pixels)
+    got = run_graph(whole_session(graph, "fp32"), pixels)
     wanted = complete(cascaded(said, 2, margin * 1.0001), decider.rule)
     assert max(relative(got[name], wanted[name]) for name in OUTPUT_NAMES) < 1e-4
 
@@ -263,141 +228,3 @@ def test_writing_twice_gives_the_same_bytes(graphs: Graphs, tmp_path: Path) -> N
     first = graphs.folder("sup", "convnet", "int8", 2)
     for path in written(tmp_path, learned("sup", "convnet"), "int8", 2).iterdir():
         assert path.read_bytes() == (first / path.name).read_bytes(), path.name
-
-
-@pytest.mark.parametrize("candidates", [None, 1])
-@pytest.mark.parametrize(("method", "precision"), [("hat", "fp32"), ("hat", "int8"), ("sup", "int8")])
-def test_weights_lie_in_the_files_of_their_owners(
-    method: str, precision: str, candidates: int | None, graphs: Graphs
-) -> None:
-    folder = graphs.folder(method, "convnet", precision, candidates)
-    model = onnx.load(folder / graph_name(precision), load_external_data=False)
-    outside = {
-        tensor.name: ExternalDataInfo(tensor).location
-        for tensor in model.graph.initializer
-        if uses_external_data(tensor)
-    }
-    assert outside
-    assert all(location == part_name(name.split("/")[0], precision) for name, location in outside.items())
-    owners = {location.split(".")[0] for location in outside.values()}
-    assert owners == {"task0", "task1", "task2"} | ({"shared"} if method == "sup" else set())
-    assert {path.name for path in folder.iterdir()} == {graph_name(precision), *outside.values()}
-    # What is left in the graph is shapes, indices and the numbers of the decision.
-    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer if not uses_external_data(tensor))
-    assert inline < 3000
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-@pytest.mark.parametrize("method", ["hat", "sup"])
-def test_the_files_of_weights_do_not_depend_on_the_cascade(method: str, precision: str, graphs: Graphs) -> None:
-    with_all, with_one = (
-        {
-            path.name: path.read_bytes()
-            for path in graphs.folder(method, "resnet18", precision, candidates).glob("*.bin")
-        }
-        for candidates in (None, 1)
-    )
-    assert with_all == with_one
-    assert part_name("task1", precision) in with_all
-
-
-def stored_values(model: onnx.ModelProto) -> dict[str, NDArray[np.generic]]:
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8", "fp16"])
-def test_signs_are_stored_once_and_masks_once_a_task_as_bits(precision: str, graphs: Graphs) -> None:
-    network = learned("sup", "resnet18")
-    # The projection that only learning needs is not exported.
-    layers = [
-        module for part in network.body for module in part.modules() if isinstance(module, MaskedConv2d | MaskedLinear)
-    ]
-    stored = stored_values(graphs.model("sup", "resnet18", precision))
-    packed = {name: values for name, values in stored.items() if name.endswith("/packed")}
-    tasks = len(network.heads)
-    assert sum(name.startswith("shared/") and "/signs/" in name for name in packed) == len(layers)
-    assert sum(name.startswith("task") and "/mask/" in name for name in packed) == len(layers) * tasks
-    assert all(values.dtype == np.uint8 for values in packed.values())
-    bits = sum(values.nbytes for values in packed.values())
-    assert bits == sum(-(-math.prod(layer.shape) // 8) for layer in layers) * (1 + tasks)
-    assert not any(name.endswith("/weight") for name in stored if "/body/" in name)
-
-
-def value_of(model: onnx.ModelProto, name: str) -> NDArray[np.floating]:
-    """What a node on constants gives, worked out by the reference implementation."""
-    alone = onnx.ModelProto()
-    alone.CopyFrom(model)
-    del alone.graph.node[:], alone.graph.output[:], alone.graph.input[:]
-    wanted, needed = {name}, []
-    for node in reversed(model.graph.node):
-        if wanted & set(node.output):
-            needed.append(node)
-            wanted |= set(node.input)
-    alone.graph.node.extend(reversed(needed))
-    alone.graph.output.append(onnx.ValueInfoProto(name=name))
-    return np.asarray(ReferenceEvaluator(alone).run([name], {})[0])
-
-
-def convolutions_of(network: Network, task: int) -> list[nn.Conv2d]:
-    """The baked ones."""
-    baked = bake_task(network, decider_for(network).scorers, task)
-    return [layer for layer in baked.body.modules() if isinstance(layer, nn.Conv2d)]
-
-
-@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
-def test_ternary_weights_lose_nothing_in_whole_numbers(backbone: str, graphs: Graphs) -> None:
-    network = learned("sup", backbone)
-    model = graphs.model("sup", backbone, "int8")
-    convolutions = [node for node in model.graph.node if node.op_type == "Conv" and node.name.startswith("task1/body/")]
-    baked = convolutions_of(network, 1)
-    assert len(convolutions) == len(baked)
-    for node, layer in zip(convolutions, baked, strict=True):
-        weight = value_of(model, node.input[1])
-        np.testing.assert_allclose(weight, layer.weight.detach().numpy(), rtol=3e-7, atol=0)
-
-
-def test_weights_of_hat_are_seven_bits_of_each_rows_largest(graphs: Graphs) -> None:
-    network = learned("hat", "convnet")
-    stored = stored_values(graphs.model("hat", "convnet", "int8"))
-    layer = convolutions_of(network, 1)[0]
-    rows, steps = stored["task1/body/0/0/weight"], stored["task1/body/0/0/weight_scale"]
-    assert rows.dtype == np.int8
-    # Two products of 255 * 63 fit into 16 bits; with 127 they would not.
-    assert (np.abs(rows.astype(int)).max(axis=(1, 2, 3)) == 63).all()
-    assert 2 * 255 * 63 < 2**15 < 2 * 255 * 127
-    error = np.abs(rows * steps[:, None, None, None] - layer.weight.detach().numpy())
-    assert (error <= steps[:, None, None, None] * 0.5001).all()
-
-
-def test_heads_distances_and_linear_layers_stay_floating_point(graphs: Graphs) -> None:
-    model = graphs.model("hat", "convnet", "int8")
-    made_by = {name: node for node in model.graph.node for name in node.output}
-    for kind in ("MatMul", "Gemm"):
-        layers = [node for node in model.graph.node if node.op_type == kind]
-        assert layers
-        for node in layers:
-            assert not any(name in made_by and made_by[name].op_type == "DequantizeLinear" for name in node.input[1:])
-    assert stored_values(model)["task0/head/weight"].dtype == np.float32
-
-
-def test_gates_leave_only_live_channels_in_the_graph(graphs: Graphs) -> None:
-    network = learned("hat", "convnet")
-    stored = stored_values(graphs.model("hat", "convnet"))
-    first, second = network.unit_masks()[:2]
-    for task in range(len(network.heads)):
-        assert stored[f"task{task}/body/1/0/weight"].shape[:2] == (len(second.live(task)), len(first.live(task)))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_a_layer_without_onnx_is_refused_by_name(precision: str, tmp_path: Path) -> None:
-    network = learned("hat", "convnet")
-
-    def bake(task: int) -> BakedTask:
-        baked = bake_task(network, decider_for(network).scorers, task)
-        if task == 1:
-            baked.body.append(nn.Sigmoid())
-        return baked
-
-    plan = GraphPlan(image_spec(network), 0.5, 0.25, decider_for(network).rule, precision, None, {})
-    with pytest.raises(TypeError, match=r"task1/body/4: no .*ONNX is known for Sigmoid"):
-        write_graph(tmp_path, bake, plan)

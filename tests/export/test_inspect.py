@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from export import verify as parity
 from export.__main__ import main as export
-from export.inspect import inspect, main
+from export.inspect import cascade_said, inspect, main
 from serving.bundle import Bundle, load_bundle
 from tests.export import test_cascade
 from tests.export.conftest import Exported
@@ -72,7 +73,8 @@ def test_every_precision_is_measured_and_a_cascade_counts_a_layer_once(rich_bund
         assert len(part.units) == 1 + 16 + 3
         assert set(part.units) <= {len(mask.live(task)) for mask in masks}
         sizes = {name: info.size for name, info in rich_bundle.manifest.files.items()}
-        assert part.stored_bytes == {key: sizes[f"task{task}.{key}.bin"] for key in ("fp32", "int8")}
+        own = {key: sizes[f"task{task}.{key}.bin"] for key in ("fp32", "int8")}
+        assert part.stored_bytes == {None: sizes[f"task{task}.bin"], **own}
         assert part.stored_bytes["int8"] < part.stored_bytes["fp32"]
         assert part.milliseconds.keys() == {"fp32", "int8"}
         assert part.macs > 0
@@ -90,6 +92,28 @@ def test_the_command_shows_precisions_cascade_and_what_is_unchanged(
     for column in ("kB fp32", "kB int8", "ms fp32", "ms int8"):
         assert column in shown
     assert "label agreement" in shown
+    assert "images of task" not in shown
+    assert "tasks with images │ │ 2 of 2" in shown
+
+
+def test_a_bundle_without_fp32_is_shown_by_what_it_has(rich_bundle: Bundle, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(rich_bundle.path, tmp_path / "bundle"))
+    edit_manifest(folder, precisions=["int8"])
+    alone, together = inspect(load_bundle(folder)), inspect(rich_bundle)
+    assert alone.milliseconds.keys() == {"int8"}
+    assert alone.rotations == together.rotations
+    for part, other in zip(alone.parts, together.parts, strict=True):
+        assert (part.units, part.macs) == (other.units, other.macs)
+
+
+def test_a_cascade_that_was_not_taken_is_said_to_be_none(exported_hat: Exported, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported_hat.bundle.path, tmp_path / "bundle"))
+    edit_manifest(folder, cascade={"candidates": None, "agreement": 0.98, "images": 1000})
+    said = cascade_said(load_bundle(folder).manifest, rotations=4)
+    assert said.endswith(
+        "8 views; the best cascade was not taken: "
+        "it would answer 98.00% of 1000 validation images as the full evaluation does"
+    )
 
 
 def test_no_bundle_is_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

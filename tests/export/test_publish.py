@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from export import __main__ as command
+from export import opened
 from export import publish as publishing
 from export import verify as parity
 from export.__main__ import main
@@ -89,8 +92,8 @@ def test_one_more_task_adds_a_part_and_changes_none(method: str, publish: Publis
     assert second is not None
     old, new = parts(first), parts(second)
     assert {name: new[name] for name in old} == old
-    assert new.keys() - old.keys() == {f"task2.{precision}.bin" for precision in ("fp32", "int8")}
-    assert ("shared.int8.bin" in old) == (method == "sup")
+    assert new.keys() - old.keys() == {"task2.bin", "task2.fp32.bin", "task2.int8.bin"}
+    assert ("shared.bin" in old) == (method == "sup")
     manifest = current(shelf)
     assert manifest.before == first.name
     assert [task.unchanged for task in manifest.tasks] == [True, True, False]
@@ -175,7 +178,7 @@ def test_an_earlier_task_that_changed_by_a_bit_is_refused(
     assert publish(network) == 0
     version = current(shelf).version
     error = refused(altered(network, one_bit))
-    assert f"task 0: task0.fp32.bin is not what it was in version {version}" in error
+    assert f"task 0: task0.bin is not what it was in version {version}" in error
     assert current(shelf).version == version
 
 
@@ -196,7 +199,7 @@ def test_signs_that_changed_are_refused(
     network = learned("sup", "convnet", SIZES)
     assert publish(network) == 0
     error = refused(altered(network, flip_a_sign))
-    assert "all tasks: shared.fp32.bin is not what it was in version" in error
+    assert "all tasks: shared.bin is not what it was in version" in error
 
 
 def test_a_bundle_with_fewer_tasks_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
@@ -229,6 +232,24 @@ def test_answers_that_change_without_a_weight_are_refused(publish: Publish, refu
     grown = with_another_task(network)
     grown.config = replace(grown.config, mean=grown.config.mean + 1e-3)
     assert "fp32: task 0 gives other logits than in " in refused(grown)
+
+
+def test_large_bundles_are_compared_task_by_task(
+    publish: Publish, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+
+    def whole_session(*_: object) -> None:
+        raise AssertionError("opened whole")
+
+    place = shelf.current()
+    assert place is not None
+    graph = onnx.load(place / "model.fp32.onnx", load_external_data=False).graph
+    # So that the new bundle is large, and the old one is not.
+    monkeypatch.setattr(opened, "LARGE", sum(math.prod(tensor.dims) for tensor in graph.initializer) + 1)
+    monkeypatch.setattr(opened, "whole_session", whole_session)
+    assert publish(with_another_task(network)) == 0
 
 
 def test_known_images_that_would_be_refused_are_a_refusal(publish: Publish, refused: Callable[..., str]) -> None:

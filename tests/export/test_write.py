@@ -87,3 +87,25 @@ def test_dying_at_a_new_place_leaves_nothing(
         with pytest.raises(OSError, match=f"{function} died"):
             write_directory(tmp_path / "bundle", NEW)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_folder_around_a_bundle_is_made_lasting_after_the_move(
+    older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if older:
+        write_directory(tmp_path / "bundle", OLD)
+    happened: list[str] = []
+    rename, fsync = os.rename, os.fsync
+    monkeypatch.setattr(os, "rename", lambda *places: [happened.append("rename"), rename(*places)])
+    monkeypatch.setattr(os, "fsync", lambda file: [happened.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)])
+    write_directory(tmp_path / "bundle", NEW)
+    assert happened[-2:] == ["rename", str(tmp_path)]
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("years of work")
+    with pytest.raises(WriteError, match=f"{tmp_path / 'file'}: no bundle can be written there: File exists"):
+        write_directory(tmp_path / "file" / "bundle", NEW)
+    with pytest.raises(WriteError, match="/proc: no bundle can be written there: "):
+        write_directory(Path("/proc/bundle"), NEW)

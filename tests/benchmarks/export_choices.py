@@ -1,0 +1,116 @@
+"""What int8 could be made of instead: `python -m tests.benchmarks.export_choices RUN`.
+
+Every choice is compared with fp32 on the run's validation images. None of them changes what the exporter writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from export import quantized
+from export.__main__ import Exporter
+from export.evidence import Evidence, gather
+from export.opened import Question
+from export.quantized import QuantizedBody
+from export.verify import verify_precision
+from models.baked import BakedLinear
+from models.network import Network
+from models.ranges import measured_layers
+from tests.benchmarks.conftest import table
+from training.evaluate import Run, open_run
+from training.tasks import to_device, to_unit
+
+HEAD = ("weights and ranges", "labels as in fp32", "known as in fp32", "largest AUROC change", "mean score difference")
+Choice = Callable[[Run, Evidence], AbstractContextManager[object]]
+
+
+def bits(number: int) -> Choice:
+    """Weights of so many bits, sign included."""
+    return lambda *_: patch.object(quantized, "LARGEST_WEIGHT", 2 ** (number - 1) - 1)
+
+
+def percentiles(share: float) -> Choice:
+    """Ranges that leave out so many of the smallest and of the largest activations, on validation images."""
+
+    @contextmanager
+    def change(run: Run, evidence: Evidence) -> Iterator[None]:
+        network = run.network
+        recorded = [network.activation_ranges(task).bounds for task in range(len(network.heads))]
+        for task in range(len(recorded)):
+            network.activation_ranges(task).bounds = bounds(
+                network, task, evidence.pixels[evidence.tasks == task], share
+            )
+        yield
+        for task, each in enumerate(recorded):
+            network.activation_ranges(task).bounds = each
+
+    return change
+
+
+@torch.no_grad()
+def bounds(network: Network, task: int, pixels: NDArray[np.uint8], share: float) -> Tensor:
+    """[layers, 2]: the percentiles of what each layer of a task's baked body gives."""
+    body, found = network.baked_body(task), []
+
+    def note(_: nn.Module, __: object, output: Tensor) -> None:
+        found.append(np.quantile(output.numpy(), (share, 1 - share)))
+
+    for _, layer in measured_layers(body):
+        layer.register_forward_hook(note)
+    body(network.turned(network.normalised(to_unit(to_device(pixels, torch.device("cpu"))))))
+    return torch.tensor(np.stack(found), dtype=torch.float32)
+
+
+def rounded_linear(*_: object) -> AbstractContextManager[object]:
+    """Linear layers with weights of 7 bits as well, on activations that stay floating point."""
+    real = QuantizedBody._linear_weights
+
+    def rounded(self: QuantizedBody, path: str, layer: BakedLinear) -> list[str]:
+        with torch.no_grad():
+            steps = (layer.weight.abs().amax(dim=1, keepdim=True) / quantized.LARGEST_WEIGHT).clamp(min=1e-12)
+            layer.weight.copy_(torch.round(layer.weight / steps) * steps)
+        return real(self, path, layer)
+
+    return patch.object(QuantizedBody, "_linear_weights", rounded)
+
+
+CHOICES: dict[str, Choice] = {
+    "as written: 7 bits, recorded extremes": lambda *_: nullcontext(),
+    "8 bits": bits(8),
+    "6 bits": bits(6),
+    "5 bits": bits(5),
+    "ranges without 0.01 % at either end": percentiles(1e-4),
+    "ranges without 0.1 % at either end": percentiles(1e-3),
+    "linear weights in 7 bits too": rounded_linear,
+}
+
+
+def main(folder: Path) -> None:
+    run = open_run(folder, torch.device("cpu"))
+    evidence, rows = gather(run.config), []
+    with tempfile.TemporaryDirectory() as place:
+        exporter = Exporter(run, Path(place), evidence, cascade="off")
+        (exact,) = exporter.write("fp32").ask([Question(evidence.pixels)])
+        for name, choice in CHOICES.items():
+            with choice(run, evidence):
+                (got,) = exporter.write("int8").ask([Question(evidence.pixels)])
+            with patch("export.verify.AGREEING", {}), patch("export.verify.AUROC_CHANGE", 2.0):
+                found = verify_precision("int8", exact, got, run.rule, evidence)
+            moved = np.abs(got["scores"] - exact["scores"]) / (1 + np.abs(exact["scores"]))
+            shares = [f"{found[key]:.2%}" for key in ("label_agreement", "unknown_agreement")]
+            rows.append((name, *shares, f"{found['largest_task_auroc_change']:.5f}", f"{moved.mean():.4f}"))
+    print(f"{len(evidence)} validation images\n{table(HEAD, rows)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

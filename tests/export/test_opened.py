@@ -1,0 +1,100 @@
+"""A graph that is too large to be opened whole is asked task by task, and verified as any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from export import __main__ as command
+from export import cascade as choosing
+from export import opened, part
+from export import verify as parity
+from export.__main__ import main
+from export.graph import GraphPlan, write_graph
+from export.opened import Question, TaskByTask, Whole, is_large, open_written
+from serving.bundle import Cascade, Graph, graph_name, load_bundle
+from tests.export.conftest import Graphs
+from tests.export.networks import learned, pixels_for
+from tests.export.test_verify import assert_nothing_is_written
+
+
+@pytest.mark.parametrize("candidates", [None, 1, 2])
+@pytest.mark.parametrize(("method", "precision"), [("hat", "fp32"), ("sup", "fp32"), ("hat", "int8")])
+def test_a_graph_asked_task_by_task_says_the_same(
+    method: str, precision: str, candidates: int | None, graphs: Graphs
+) -> None:
+    folder = graphs.folder(method, "convnet", precision, candidates)
+    pixels = pixels_for(learned(method, "convnet"), 12)
+    (wanted,) = Whole(folder, precision).ask([Question(pixels)])
+    got = TaskByTask(folder, precision).ask([Question(pixels, 3), Question(pixels[:5])])
+    for said, count in zip(got, (12, 5), strict=True):
+        assert said.keys() == wanted.keys()
+        for name, values in wanted.items():
+            np.testing.assert_allclose(said[name], values[:count], rtol=1e-5, atol=1e-5)
+
+
+def opened_counts(patch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Which files of weights each session takes that is opened from now on."""
+    taken: list[set[str]] = []
+
+    def open_session(graph: Graph, *arguments: Any) -> Any:
+        taken.append(set(graph.parts))
+        return real(graph, *arguments)
+
+    real = part.open_session
+    patch.setattr(part, "open_session", open_session)
+    return taken
+
+
+@pytest.mark.parametrize("cascade", ["off", "on"])
+def test_a_large_graph_is_verified_task_by_task_and_each_is_opened_once(
+    cascade: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "LARGE", 1)
+    monkeypatch.setattr(choosing, "AGREEMENT", 0.0)
+    taken = opened_counts(monkeypatch)
+    assert main([str(run), "--out", str(tmp_path / "bundle"), "--cascade", cascade]) == 0
+    assert [files for files in taken if files] == [{f"task{task}.bin", f"task{task}.fp32.bin"} for task in range(3)]
+    manifest = load_bundle(tmp_path / "bundle").manifest
+    assert (manifest.cascade.candidates is None) == (cascade == "off")
+    assert parity.main([str(tmp_path / "bundle")]) == 0
+
+
+@pytest.mark.parametrize(("node", "output"), [("decision/likely/Neg", "p_task"), ("cascade/last/Gather", "logits")])
+def test_a_wrong_node_between_the_tasks_of_a_large_graph_is_no_bundle(
+    node: str, output: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def write(folder: Path, bake: Any, plan: GraphPlan) -> None:
+        write_graph(folder, bake, plan)
+        path = folder / graph_name("fp32")
+        model = onnx.load(path, load_external_data=False)
+        found = next(each for each in model.graph.node if each.name == node)
+        if found.op_type == "Neg":
+            found.op_type = "Identity"
+        else:
+            # The best task instead of the last of those that may still win.
+            found.input[1] = "first_axis"
+        path.write_bytes(model.SerializeToString())
+
+    monkeypatch.setattr(opened, "LARGE", 1)
+    monkeypatch.setattr(command, "write_graph", write)
+    chosen = Cascade(candidates=2, margin=1000.0, agreement=None, images=0)
+    monkeypatch.setattr(command, "choose_cascade", lambda *_: chosen)
+    assert f"{output}, batch 1: " in assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+
+
+def test_only_a_large_graph_is_asked_task_by_task(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method, candidates in (("hat", None), ("sup", None), ("hat", 1)):
+        folder = graphs.folder(method, "convnet", "fp32", candidates)
+        model = onnx.load(folder / graph_name("fp32"))
+        weights = sum(np.prod(each.dims) * (8 if "packed" in each.name else 1) for each in model.graph.initializer)
+        weights *= 2 if candidates else 1
+        monkeypatch.setattr(opened, "LARGE", weights)
+        assert is_large(model)
+        assert isinstance(open_written(folder, "fp32"), TaskByTask)
+        monkeypatch.setattr(opened, "LARGE", weights + 1)
+        assert isinstance(open_written(folder, "fp32"), Whole)
