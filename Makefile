@@ -33,7 +33,7 @@ test: export OMP_NUM_THREADS := 1
 test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
 	@$(MAKE) check >runs/check.log 2>&1 & checks=$$!; \
-	$(PY) -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder; failed=$$?; \
+	$(PY) -m pytest --numprocesses 3 --no-loadscope-reorder; failed=$$?; \
 	wait $$checks || failed=1; cat runs/check.log; exit $$failed
 
 check: $(VENV)/dev ## Lint, formatting and types

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 SAID = "said"
+WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("default", "loop", "precisions")}
+"""What needs the embedded default, which takes minutes to learn."""
 
 Say = Callable[[str], None]
 
@@ -18,13 +21,18 @@ def say(record_property: Callable[[str, object], None]) -> Say:
     return lambda text: record_property(SAID, text)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Before pytest-xdist reads the marks. A file stays in one process, which makes its fixtures once. The embedded
-    # default takes minutes to learn: all that needs it stays together.
-    for item in items:
-        group = "default" if "line" in getattr(item, "fixturenames", ()) else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        """A file stays in one process, which makes its fixtures once; so do the files that share the default."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "default" if file in WITH_DEFAULT else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -40,4 +48,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in passed_or_failed:
         for name, text in report.user_properties if report.when == "call" else ():
             if name == SAID:
-                terminalreporter.write_line(f"{report.nodeid.partition('@')[0]}\n{text}\n")
+                terminalreporter.write_line(f"{report.nodeid}\n{text}\n")

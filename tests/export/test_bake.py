@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,15 +52,19 @@ IMAGES = 80
 """That a task seems to be learned from: enough for features that do not all point the same way."""
 CLOSE = {"logits": 1e-5, "distances": 3e-5}
 """Allowed |difference| / max(1, |value|); distances count in spreads of a task's images, which may be small."""
+CLOSE_IN_GRAPH = {"logits": 3e-5, "distances": 1e-4}
+"""onnxruntime adds up in an order of its own."""
 
 
-def assert_close(got: Sequence[Tensor | NDArray[np.floating]], expected: Outputs) -> None:
+def assert_close(
+    got: Sequence[Tensor | NDArray[np.floating]], expected: Outputs, allowed: Mapping[str, float] = CLOSE
+) -> None:
     for name, values in zip(NETWORK_NAMES, got, strict=True):
         wanted = expected[name]
         # A logit is a sum of products that cancel: it is as exact as the largest of them lets it be.
         size = max(1, np.abs(wanted).max()) if name == "logits" else np.maximum(1, np.abs(wanted))
         worst = float((np.abs(np.asarray(values) - wanted) / size).max())
-        assert worst <= CLOSE[name], f"{name} differ by {worst:.2g} > {CLOSE[name]:g}"
+        assert worst <= allowed[name], f"{name} differ by {worst:.2g} > {allowed[name]:g}"
 
 
 @torch.no_grad()
@@ -74,7 +78,7 @@ def assert_baked_equals_network(network: Network, count: int = 3, graph: Path | 
     assert_close(baked_outputs(network, decider.scorers, pixels), expected)
     if graph is not None:
         got = run_graph(whole_session(written(graph, network), "fp32"), pixels)
-        assert_close([got[name] for name in NETWORK_NAMES], expected)
+        assert_close([got[name] for name in NETWORK_NAMES], expected, CLOSE_IN_GRAPH)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
