@@ -106,7 +106,7 @@ class Network(nn.Module):
         for layer in self.task_layers():
             layer.finish(task)
 
-    def features(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
+    def features(self, images: Tensor, task: int, sharpness: float | Tensor | None = None) -> Tensor:
         """[n, channels, height, width] in [0, 1] -> [n, features]; `sharpness` only while the task is learned."""
         self._selection.task, self._selection.sharpness = task, sharpness
         features: Tensor = self.body(self.normalised(images))
@@ -120,7 +120,7 @@ class Network(nn.Module):
         """The body as plain layers on the channels that a finished task uses."""
         return nn.Sequential(*[stage.bake(task) for stage in self.body]).eval()  # type: ignore[operator]
 
-    def project(self, images: Tensor, task: int, sharpness: float | None = None) -> Tensor:
+    def project(self, images: Tensor, task: int, sharpness: float | Tensor | None = None) -> Tensor:
         """Unit vectors for the contrastive loss."""
         if self.projection is None:
             raise ValueError("a network with projection=0 has no contrastive loss")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 class Selection:
     """The task a network computes for and how sharp HAT's gates are; one object, shared by all its layers.
 
-    `sharpness` None means a finished task: gates are exactly 0 or 1.
+    `sharpness` None means a finished task: gates are exactly 0 or 1. A compiled network takes it as a tensor.
     """
 
     task: int = 0
-    sharpness: float | None = None
+    sharpness: float | Tensor | None = None
 
 
 class TaskLayer(nn.Module):

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from serving.late import import_late
 from serving.listen import listen_alone
+from serving.memory import ask_for_large_pages
 from serving.settings import HOME, Settings
 
 log = logging.getLogger("bentoml.openworld")
@@ -34,6 +35,7 @@ def start_lean_workers() -> None:
     from _bentoml_impl.server import serving
 
     serving._SERVICE_WORKER_SCRIPT = f"{__package__}.worker"
+    ask_for_large_pages(os.environ)
     # A worker starts in another folder where the service comes from a built bento.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
 

@@ -1,13 +1,26 @@
-"""Memory of large images, and of bundles that are no longer served, goes back to the machine where there is glibc."""
+"""How workers hold memory where there is glibc: in large pages, and what is large goes back to the machine."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import MutableMapping
 from typing import Any
 
 LARGE = 4 * 1024 * 1024
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TUNABLES, _LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+
+
+def ask_for_large_pages(environment: MutableMapping[str, str]) -> None:
+    """Let what is started with this environment ask the kernel for pages of megabytes, unless it says otherwise.
+
+    A run of the graph walks through all weights: in pages of 4 kB a processor looks up thousands of addresses for it.
+    glibc reads this when a process begins, so that a worker cannot ask for itself.
+    """
+    said = environment.get(_TUNABLES, "")
+    if _LARGE_PAGES not in said:
+        environment[_TUNABLES] = ":".join(filter(None, (said, f"{_LARGE_PAGES}=1")))
 
 
 def keep_large_blocks_apart() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+See = Callable[[Tensor, int, float], Tensor]
+"""What a network makes of images for a task, at a sharpness of its gates."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers for `mallopt`."""
@@ -68,3 +72,12 @@ def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[o
     if device.type == "cuda":
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+def compiled(see: See) -> See:
+    """The same in one piece, compiled by torch.compile when it is first called and once more for an odd last batch."""
+    # What was compiled for earlier tasks is never run again, and torch compiles one function only so many times.
+    torch.compiler.reset()
+    program = torch.compile(see)
+    # A number would be compiled in, and every step has another one.
+    return lambda images, task, sharpness: program(images, task, torch.tensor(sharpness))

@@ -42,13 +42,21 @@ class Learner:
     """A network on its way through the tasks of a run; everything it knows is in the run's checkpoint."""
 
     def __init__(
-        self, folder: Path, config: RunConfig, device: torch.device, reporter: Reporter, tracking: Tracking
+        self,
+        folder: Path,
+        config: RunConfig,
+        device: torch.device,
+        reporter: Reporter,
+        tracking: Tracking,
+        *,
+        compiling: bool = False,
     ) -> None:
         self.folder = folder
         self.config = config
         self.device = device
         self.reporter = reporter
         self.tracking = tracking
+        self.compiling = compiling
         seed_everything(config.seed, "network")
         self.network = Network(config.preset.network)
         self.progress = Progress()
@@ -80,7 +88,16 @@ class Learner:
         preset = self.config.preset
         optimizer = make_optimizer(preset.features.optimizer, self.network.trainable(task), preset.features.lr)
         epochs = self._epochs_left(preset.features.epochs, optimizer)
-        losses = learn_features(self.network, task, data, preset.features, preset.augmentation, optimizer, epochs)
+        losses = learn_features(
+            self.network,
+            task,
+            data,
+            preset.features,
+            preset.augmentation,
+            optimizer,
+            epochs,
+            compiling=self.compiling,
+        )
         self._run(task, data, epochs, losses, optimizer)
         self.network.finish(task)
         self._save(replace(self.progress, phase="head", epoch=0))
@@ -148,7 +165,9 @@ class Learner:
             save(self.folder, self.network, optimizer, self.progress, self.buffer)
 
 
-def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequence[str]) -> None:
+def fit(
+    plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequence[str], *, compiling: bool = False
+) -> None:
     """Learn, measure, write RUN/metrics.json and RUN/report.html, and show the metrics."""
     folder, config = plan.folder, plan.config
     check_installed(trackers)
@@ -156,11 +175,12 @@ def fit(plan: Plan, reporter: Reporter, command: Sequence[str], trackers: Sequen
     prepare(device)
     kept = f", {config.buffer} images kept" if config.buffer else ""
     system = system_title(config.method, config.loss)
-    reporter.say(f"{config.preset.name}, {system}{kept}, seed {config.seed}, {describe(device)}")
+    how = ", step 1 compiled" if compiling else ""
+    reporter.say(f"{config.preset.name}, {system}{kept}, seed {config.seed}, {describe(device)}{how}")
     # The others must have read what is there before the first process changes it.
     wait()
     tracking = Tracking(folder, config, trackers)
-    learner = Learner(folder, config, device, reporter, tracking)
+    learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
     if plan.begun:
         learner.restore()
     if first():
@@ -219,7 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
                 logging.getLogger().setLevel(logging.ERROR)
             plan = make_plan(chosen)
             words = sys.argv[1:] if arguments is None else arguments
-            fit(plan, reporter, ["python", "-m", "training.fit", *words], chosen.log)
+            command = ["python", "-m", "training.fit", *words]
+            fit(plan, reporter, command, chosen.log, compiling=chosen.compile)
             finish(plan, chosen.publish, reporter)
     except PublishError as error:
         # The exporter has said why.

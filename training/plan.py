@@ -173,6 +173,7 @@ def how_to_go_on(plan: Plan | None, chosen: argparse.Namespace) -> str:
             *(["--images", chosen.images] if chosen.images else []),
         ]
     words += [word for name in chosen.log for word in ("--log", name)]
+    words += ["--compile"] if chosen.compile else []
     if chosen.publish:
         words += ["--publish", str(chosen.publish)]
     return f"go on with: {shlex.join(words)}"
@@ -207,6 +208,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
     parser.add_argument(
         "--log", action="append", choices=sorted(TRACKERS), default=[], help="keep losses and metrics there too, in RUN"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile step 1 with torch.compile: minutes a task before its first step"
     )
     later = parser.add_argument_group("going on with a run")
     later.add_argument("--resume", action="store_true", help="go on with the run in --out where it stopped")

@@ -13,7 +13,7 @@ from models.network import Network
 from models.unit_mask import sparsity
 from training.augment import VIEWS, Augmentation, eight_views, standard_view
 from training.config import FeatureLearning
-from training.device import laid_out, mixed_precision
+from training.device import See, compiled, laid_out, mixed_precision
 from training.losses import supervised_contrastive
 from training.optimizers import set_lr, warmup_cosine
 from training.protection import Protection
@@ -43,9 +43,14 @@ def learn_features(
     views: Augmentation,
     optimizer: torch.optim.Optimizer,
     epochs: range,
+    *,
+    compiling: bool = False,
 ) -> Iterator[float]:
     """Learn for the given epochs, one each time the next mean loss is asked for."""
     network.train()
+    see: See = network.project if how.loss == "csi" else network.features
+    if compiling:
+        see = compiled(see)
     protection = Protection(network)
     masks, trainable = network.unit_masks(), network.trainable(task)
     weight = how.sparsity_first if task == 0 else how.sparsity_later
@@ -60,7 +65,7 @@ def learn_features(
             # One batch is first and last at once: there the epochs of the task take the place of an epoch's batches.
             position = batch / (count - 1) if count > 1 else epoch / max(how.epochs - 1, 1)
             sharpness = sharpness_at(position, how.max_sharpness)
-            loss = _loss(network, task, images, classes, share, how, views, sharpness, batch)
+            loss = _loss(network, see, task, images, classes, share, how, views, sharpness, batch)
             total += loss.detach().double() * share.total
             if masks:
                 # Every process has the whole of this term: each contributes an equal part.
@@ -80,6 +85,7 @@ def learn_features(
 
 def _loss(
     network: Network,
+    see: See,
     task: int,
     images: Tensor,
     classes: Tensor,
@@ -95,9 +101,9 @@ def _loss(
     if how.loss == "ce":
         seen = laid_out(standard_view(images, views, share), device)
         with mixed_precision(device), own_draws(network.config.dropout, batch):
-            logits = head.all_logits(network.features(seen, task, sharpness))
+            logits = head.all_logits(see(seen, task, sharpness))
         return functional.cross_entropy(logits.float(), classes, reduction="sum") / share.total
     turned, turned_classes = eight_views(images, classes, head.classes, views, share)
     with mixed_precision(device), own_draws(network.config.dropout, batch):
-        vectors = network.project(laid_out(turned, device), task, sharpness)
+        vectors = see(laid_out(turned, device), task, sharpness)
     return supervised_contrastive(vectors.float(), turned_classes, how.temperature, share.times(VIEWS))

@@ -102,6 +102,7 @@ def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path, capsys: pytest.C
             "--quarantine 'postgresql://ann:***@db/q' --images s3",
         ),
         ("--resume --quarantine sqlite:///q.db", "--quarantine sqlite:///q.db"),
+        ("--log tensorboard --compile", "--log tensorboard --compile"),
     ],
 )
 def test_the_command_that_goes_on_has_what_is_written_nowhere(arguments: str, more: str, tmp_path: Path) -> None:
