@@ -82,6 +82,8 @@ class Network(nn.Module):
             )
         else:
             self.body, units, self.tap = resnet18(make, pixels, image_size, width=config.base)
+        # Registered, though nothing is learned of them, so that they follow the network to its device.
+        self.pixels = pixels
         self.wires = Wires(pixels, units)
         self.projection = Projection(make, units, config.projection, make.selection) if config.projection else None
         make.wired()

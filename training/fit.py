@@ -119,7 +119,8 @@ class Learner:
         nats = added(self.progress.nats, cross_entropies(self.network, data.validation, preset.alpha))
         decision = self.progress.decision
         if task + 1 == len(self.config.lessons[0].tasks):
-            decision = choose(nats)
+            # How well tasks are told apart cannot be seen while there is one: then nothing was measured.
+            decision = choose(nats if task else {})
         progress = replace(self.progress, task=task + 1, phase="features", epoch=0, nats=nats, decision=decision)
         if self.config.buffer:
             progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))

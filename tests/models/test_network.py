@@ -78,6 +78,17 @@ def test_images_are_normalised_with_the_configured_mean_and_std() -> None:
     torch.testing.assert_close(network.features(images, 0), plain.features((images - 0.5) / 0.25, 0))
 
 
+@pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
+@pytest.mark.parametrize("method", ["hat", "sup"])
+def test_all_of_a_network_follows_it_to_its_device(method: str, backbone: str) -> None:
+    network = tiny_network(method, backbone).to("meta")
+    network.add_task(2)
+    assert network.wires.before.taken.is_meta
+    assert all(tensor.is_meta for tensor in network.state_dict().values())
+    for layer in network.task_layers():
+        assert all(parameter.is_meta and entries.is_meta for parameter, entries in layer.frozen())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

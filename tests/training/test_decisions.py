@@ -194,3 +194,12 @@ def test_evaluate_refuses_a_decision_that_the_run_does_not_allow(
     with pytest.raises(SystemExit):
         evaluate([str(folder), "--decision", "guess"])
     assert "invalid choice: 'guess' (choose from 'auto', 'features', 'fused'" in capsys.readouterr().err
+
+
+def test_a_run_that_begins_with_one_task_waits_for_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the only task is sure of says nothing about how tasks are told apart."""
+    monkeypatch.setattr(fit, "cross_entropies", lambda *_: {name: float(name != "paper") for name in CANDIDATES})
+    assert fit.main(["--out", str(tmp_path / "one"), "--tasks", "zero,one"]) == 0
+    assert load(tmp_path / "one").progress.decision == CANDIDATES[0]
+    assert fit.main(["--out", str(tmp_path / "two"), "--tasks", "zero; one"]) == 0
+    assert load(tmp_path / "two").progress.decision == "paper"
