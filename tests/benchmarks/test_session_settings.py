@@ -29,6 +29,14 @@ def spinning(options: ort.SessionOptions) -> None:
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
 
 
+def spinning_for(microseconds: int) -> Callable[[ort.SessionOptions], None]:
+    def change(options: ort.SessionOptions) -> None:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(microseconds))
+
+    return change
+
+
 def no_arena(options: ort.SessionOptions) -> None:
     options.enable_cpu_mem_arena = False
 
@@ -55,6 +63,8 @@ CHANGES: dict[str, Callable[[ort.SessionOptions], None]] = {
     CHOSEN: lambda options: None,
     "1 thread": one_thread,
     "threads spin while they wait": spinning,
+    "threads spin for 50 microseconds": spinning_for(50),
+    "threads spin for 200 microseconds": spinning_for(200),
     "no arena": no_arena,
     "no memory pattern": no_pattern,
     "graph level extended (no layout)": level(Level.ORT_ENABLE_EXTENDED),
