@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -81,3 +81,17 @@ def compiled(see: See) -> See:
     program = torch.compile(see)
     # A number would be compiled in, and every step has another one.
     return lambda images, task, sharpness: program(images, task, torch.tensor(sharpness))
+
+
+@contextlib.contextmanager
+def told_if_not_compiled() -> Iterator[None]:
+    """What torch.compile cannot do here is a ValueError in one line; other errors pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Looked for by name: to import it takes seconds, and there is none unless something was compiled.
+        if not any(base.__name__ == "BackendCompilerFailed" for base in type(error).__mro__):
+            raise
+        # What follows the first paragraph is advice for those who develop torch.
+        reason = " ".join(str(error).partition("\n\n")[0].split())
+        raise ValueError(f"--compile does not work here: {reason}; go on without it, with --resume") from error

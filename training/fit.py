@@ -21,7 +21,7 @@ from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ra
 from training.config import RunConfig, system_title
 from training.datasets import DataError
 from training.decisions import added, choose, cross_entropies
-from training.device import choose_device, describe, prepare
+from training.device import choose_device, describe, prepare, told_if_not_compiled
 from training.evaluate import examine, measure, open_run
 from training.history import Epoch
 from training.optimizers import make_optimizer
@@ -98,7 +98,8 @@ class Learner:
             epochs,
             compiling=self.compiling,
         )
-        self._run(task, data, epochs, losses, optimizer)
+        with told_if_not_compiled():
+            self._run(task, data, epochs, losses, optimizer)
         self.network.finish(task)
         self._save(replace(self.progress, phase="head", epoch=0))
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from models.network import Network
-from tests.helpers import FEATURES, adam, tiny_network, tiny_task
-from training import device
+from tests.helpers import FEATURES, adam, tiny_network, tiny_task, use_tiny_preset
+from training import device, fit
 from training.augment import Augmentation
 from training.representation import learn_features
 
@@ -57,3 +58,20 @@ def test_compiled_learns_the_same(method: str, loss: str, counter: CompileCounte
         assert torch.equal(tensor, ours[name]), name
     # Whole, without a break; once for a full batch and once for any other, however sharp the gates are.
     assert 1 * TASKS <= counter.frame_count <= 2 * TASKS
+
+
+def test_what_cannot_be_compiled_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_compiler(*_: object) -> None:
+        raise OSError("no working C++ compiler")
+
+    use_tiny_preset(monkeypatch)
+    compile_ = torch.compile
+    monkeypatch.setattr(device.torch, "compile", lambda see: compile_(see, backend=no_compiler))
+    assert fit.main(["--out", str(tmp_path / "run"), "--compile"]) == 2
+    said = capsys.readouterr().err
+    assert "error: --compile does not work here: " in said
+    assert "no working C++ compiler; go on without it, with --resume" in said
+    assert "step 1 compiled" in said
+    assert fit.main(["--out", str(tmp_path / "run"), "--resume"]) == 0
