@@ -155,8 +155,12 @@ def _cascade(
         behind = writer.add("Add", "cascade/behind", [first, writer.constant("margin", plan.margin)])
         last = writer.add("Min", "cascade/last", [last, behind])
     again = writer.add("LessOrEqual", "cascade/again", [scores, last])
+    # Once for all tasks: what every task works out for itself is most of what a skipped one costs.
+    counted = writer.add("Cast", "cascade/counted", [again], to=TensorProto.FLOAT)
+    most = writer.add("ReduceMax", "cascade/most", [counted, writer.constant("first_axis", [0])], keepdims=0)
+    some = writer.add("Greater", "cascade/some", [most, writer.constant("nothing", 0.0)])
     turned = _turned(writer, images)
-    return [_again(writer, body, f"task{task}", bake(task), turned, *quick[task], again) for task in tasks]
+    return [_again(writer, body, f"task{task}", bake(task), turned, *quick[task], again, some) for task in tasks]
 
 
 def _upright(writer: GraphWriter, body: Body, path: str, task: BakedTask, images: str) -> tuple[dict[str, str], _Said]:
@@ -178,15 +182,14 @@ def _again(
     upright: dict[str, str],
     said: _Said,
     again: str,
+    some: str,
 ) -> _Said:
     """The rows that are to be seen again in three more rotations: their means over all four replace the first ones."""
     number = writer.constant(f"{path}/number", np.array(int(path.removeprefix("task"))))
-    chosen = writer.add("Gather", f"{path}/again/chosen", [again, number], axis=1)
-    counted = writer.add("Cast", f"{path}/again/counted", [chosen], to=TensorProto.FLOAT)
-    most = writer.add("ReduceMax", f"{path}/again/most", [counted], keepdims=0)
     # A branch, because layers on no image at all are not what onnxruntime was made for.
-    some = writer.add("Greater", f"{path}/again/some", [most, writer.constant("nothing", 0.0)])
+    any_row = writer.add("Gather", f"{path}/again/some", [some, number], axis=0)
     with writer.branch("turned") as nodes:
+        chosen = writer.add("Gather", f"{path}/again/chosen", [again, number], axis=1)
         rows = writer.add("NonZero", f"{path}/again/rows", [chosen])
         index = writer.add("Transpose", f"{path}/again/index", [rows], perm=[1, 0])
         flat = writer.add("Reshape", f"{path}/again/flat", [rows, writer.constant("flat", [-1])])
@@ -206,7 +209,7 @@ def _again(
         ]
     with writer.branch("upright") as kept:
         same = [writer.add("Identity", f"{path}/again/{n}", [name]) for n, name in enumerate(said[:2])]
-    logits, distances = writer.choose(f"{path}/again", some, Branch(nodes, replaced), Branch(kept, same))
+    logits, distances = writer.choose(f"{path}/again", any_row, Branch(nodes, replaced), Branch(kept, same))
     return _Said(logits, distances, said.features)
 
 
