@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-See = Callable[[Tensor, int, float], Tensor]
+See = Callable[[Tensor, int, float | Tensor], Tensor]
 """What a network makes of images for a task, at a sharpness of its gates."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -80,7 +80,7 @@ def compiled(see: See) -> See:
     torch.compiler.reset()
     program = torch.compile(see)
     # A number would be compiled in, and every step has another one.
-    return lambda images, task, sharpness: program(images, task, torch.tensor(sharpness))
+    return lambda images, task, sharpness: program(images, task, torch.as_tensor(sharpness))
 
 
 @contextlib.contextmanager
