@@ -77,11 +77,14 @@ class Exporter:
         run = self.run
         pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
         questions = [Question(pixels, size) for size in BATCHES]
+        if self.cascade.candidates is not None:
+            questions.append(Question(pixels, everyone=True))
         if compared:
             questions.append(Question(self.evidence.pixels))
         answers = self.write("fp32").ask(questions)
         verified = dict(zip(BATCHES, answers, strict=False))
-        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade)
+        everyone = next((said for question, said in zip(questions, answers, strict=True) if question.everyone), None)
+        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade, everyone)
         # The first of the images that were verified are the golden ones.
         self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in verified[max(BATCHES)].items()})
         return answers[-1] if compared else {}
