@@ -170,7 +170,7 @@ def export(
     """Bake, write, verify; the new bundle and its manifest. With a shelf, `out` is where the new version appears."""
     run, metrics = _open(folder, decision), _metrics(folder)
     before = _before_on(shelf) if shelf else _before(out)
-    evidence = gather(run.config, data)
+    evidence = gather(run, data)
     coarse = [precision for precision in precisions if precision != "fp32"]
     if coarse and not len(evidence):
         raise WriteError(
