@@ -17,6 +17,7 @@ from export.bake import bake_task
 from export.cascade import CascadeError, choose_cascade
 from export.evidence import Evidence, gather
 from export.graph import GraphPlan, write_graph
+from export.notes import note
 from export.opened import Opened, Question, open_written
 from export.publish import PublishError, publish
 from export.verify import BATCHES, ParityError, synthetic_images, verify, verify_precision
@@ -58,7 +59,7 @@ class Exporter:
         self.run = run
         self.folder = folder
         self.evidence = evidence
-        self.cascade = choose_cascade(run.network, run.decider, evidence.pixels, cascade)
+        self.cascade = choose_cascade(run.network, run.decider, evidence, cascade)
         self.name = f"{run.config.preset.name}-{run.config.system}"
         # Images of nobody's, and what the graphs say of them: the server's self-test.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
@@ -183,7 +184,10 @@ def export(
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         manifest = exporter.seal(metrics, before)
         for reason in evidence.missing:
-            print(f"note: no validation images of {reason}", file=sys.stderr)
+            note(f"no validation images of {reason}")
+        if evidence.left_out:
+            found = len(evidence) + evidence.left_out
+            note(f"{len(evidence)} of {found} validation images were judged by, evenly by task")
         if shelf is None:
             move_into_place(fresh, out)
             return out, manifest

@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from export import __main__ as command
+from export import evidence as evidence_module
 from export.__main__ import main
-from export.evidence import gather
+from export.evidence import evenly, gather
 from tests.export.networks import learned, put_run, run_of
 from training.classifier import task_said, turned_away
 from training.config import Lesson
@@ -65,6 +66,25 @@ def test_every_tasks_validation_images_are_gathered(validated: Run) -> None:
     assert np.bincount(evidence.tasks).tolist() == [len(data_of(validated, task).validation) for task in range(2)]
     wanted = torch.cat([data_of(validated, task).validation.pixels for task in range(2)]).permute(0, 2, 3, 1)
     np.testing.assert_array_equal(evidence.pixels, wanted.numpy())
+
+
+def test_of_many_images_each_task_gives_as_many_as_another_while_it_can(
+    validated: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = gather(validated)
+    monkeypatch.setattr(evidence_module, "MOST_IMAGES", 10)
+    some = gather(validated)
+    assert (np.bincount(some.tasks).tolist(), some.missing) == ([5, 5], ())
+    assert (every.left_out, some.left_out) == (0, len(every) - 10)
+    own = {image.tobytes(): int(task) for image, task in zip(every.pixels, every.tasks, strict=True)}
+    assert [own[image.tobytes()] for image in some.pixels] == some.tasks.tolist()
+    np.testing.assert_array_equal(gather(validated).pixels, some.pixels)
+
+
+def test_what_a_small_task_cannot_give_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_module, "MOST_IMAGES", 20)
+    assert {task: len(chosen) for task, chosen in evenly({0: 3, 2: 50, 3: 9}).items()} == {0: 3, 2: 9, 3: 8}
+    assert evenly({1: 4})[1].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("limit", [None, 5])
