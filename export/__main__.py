@@ -162,7 +162,7 @@ def export(
     folder: Path,
     out: Path,
     *,
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] | None = None,
     cascade: str = "auto",
     data: str | None = None,
     decision: str = AUTO,
@@ -172,6 +172,9 @@ def export(
     run, metrics = _open(folder, decision), _metrics(folder)
     before = _before_on(shelf) if shelf else _before(out)
     evidence = gather(run, data)
+    if precisions is None:
+        # Servers may insist on what the shelf has given them so far.
+        precisions = before.manifest.precisions if shelf and before else ()
     coarse = [precision for precision in precisions if precision != "fp32"]
     if coarse and not len(evidence):
         raise WriteError(
@@ -241,7 +244,10 @@ def make_parser() -> argparse.ArgumentParser:
     where.add_argument("--out", type=Path, metavar="BUNDLE", help="the bundle directory to write")
     where.add_argument("--publish", type=Path, metavar="SHELF", help="the folder of bundles that servers watch")
     parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="which graphs to write (always fp32)"
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        help="which graphs to write (always fp32); default: those of the bundle that SHELF serves now",
     )
     parser.add_argument("--cascade", choices=CASCADES, default="auto", help="default: on if shown to change nothing")
     parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")
