@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from export.bake import bake_task
@@ -18,7 +19,8 @@ from export.cascade import CascadeError, choose_cascade
 from export.evidence import Evidence, gather
 from export.graph import GraphPlan, write_graph
 from export.notes import note
-from export.opened import Opened, Question, open_written
+from export.opened import Opened, Question, is_large, open_written
+from export.part import load_nodes
 from export.publish import PublishError, publish
 from export.verify import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
@@ -40,6 +42,7 @@ from serving.bundle import (
     seal,
 )
 from serving.decision import OUTPUT_NAMES, Outputs
+from serving.runtime import Model
 from serving.shelf import Shelf, ShelfError
 from training.checkpoint import RunError
 from training.decisions import AUTO
@@ -92,6 +95,9 @@ class Exporter:
 
     def keep(self, precision: str, answers: Outputs) -> None:
         """Let these be the golden answers of a precision."""
+        for name in OUTPUT_NAMES:
+            if not np.isfinite(answers[name]).all():
+                raise ParityError(f"{precision}: {name} of the golden images are not all finite: no server would start")
         self.golden.outputs[precision] = {name: answers[name] for name in OUTPUT_NAMES}
 
     def write(self, precision: str) -> Opened:
@@ -138,6 +144,12 @@ class Exporter:
             files[MANIFEST] = (before.path / MANIFEST).read_bytes()
         write_files(self.folder, files)
         return manifest
+
+    def open_as_server(self) -> None:
+        """Let the server's own code take what was written; a large graph would need more memory than all the rest."""
+        for precision in self.golden.outputs:
+            if not is_large(load_nodes(self.folder, precision)):
+                Model.load(self.folder, provider="cpu", precision=precision).self_test()
 
     def _tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
         run, earlier = self.run, before.manifest.files if before else {}
@@ -186,6 +198,7 @@ def export(
         exporter = Exporter(run, fresh, evidence, cascade=cascade)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         manifest = exporter.seal(metrics, before)
+        exporter.open_as_server()
         for reason in evidence.missing:
             note(f"no validation images of {reason}")
         if evidence.left_out:

@@ -44,7 +44,7 @@ class Opened(Protocol):
 
 
 class Whole:
-    """A graph in one session; in another one, if every task is to see all images turned."""
+    """A graph in one session; where every task is to see all images turned, the tasks are asked one by one."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         self._folder = folder
@@ -52,18 +52,12 @@ class Whole:
         self._session = whole_session(folder, precision)
 
     def ask(self, questions: Sequence[Question]) -> list[Answers]:
-        return [
-            self._everyone(question) if question.everyone else run_graph(self._session, question.pixels, question.size)
-            for question in questions
-        ]
+        return [self._answer(question) for question in questions]
 
-    def _everyone(self, question: Question) -> Answers:
-        """What the graph says where nobody chooses who sees an image again."""
-        model = load_nodes(self._folder, self._precision)
-        tasks = len(next(node for node in model.graph.node if node.name == UPRIGHT_DISTANCES).input)
-        inputs, names = {INPUT_NAME: TensorProto.UINT8, AGAIN: TensorProto.BOOL}, [*OUTPUT_NAMES, FEATURES]
-        given = {INPUT_NAME: question.pixels, AGAIN: np.ones((len(question.pixels), tasks), dtype=bool)}
-        return _batches(open_part(self._folder, model, inputs, names), names, given, question.size)
+    def _answer(self, question: Question) -> Answers:
+        if question.everyone:
+            return TaskByTask(self._folder, self._precision).ask([question])[0]
+        return run_graph(self._session, question.pixels, question.size)
 
 
 class TaskByTask:

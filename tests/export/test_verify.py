@@ -199,6 +199,34 @@ def test_a_task_that_no_synthetic_image_makes_a_candidate_is_verified_all_the_sa
     assert error.startswith(f"error: task {never}, logits, all turned: max |difference| / (1 + |value|) is ")
 
 
+def keep_otherwise(patch: pytest.MonkeyPatch, precision: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Let a precision's golden probabilities of the tasks be others than the graph gave."""
+
+    def keep(exporter: command.Exporter, name: str, answers: Any) -> None:
+        real(exporter, name, {**answers, "p_task": change(answers["p_task"])} if name == precision else answers)
+
+    real = command.Exporter.keep
+    patch.setattr(command.Exporter, "keep", keep)
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_golden_answers_that_are_not_finite_are_no_bundle(
+    wrong: float, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "AGREEING", {})
+    keep_otherwise(monkeypatch, "fp16", lambda values: np.where(np.arange(len(values))[:, None] == 1, wrong, values))
+    error = assert_nothing_is_written([str(run), "--precision", "fp16"], tmp_path / "place", capsys)
+    assert error == "error: fp16: p_task of the golden images are not all finite: no server would start\n"
+
+
+def test_what_a_server_would_not_start_with_is_no_bundle(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_otherwise(monkeypatch, "fp32", lambda values: values + np.float32(0.1))
+    error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+    assert "model.fp32.onnx: p_task of the images in golden.npz" in error
+
+
 def test_a_failed_export_leaves_the_bundle_that_was_there(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
