@@ -236,6 +236,13 @@ def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[...
     assert "task 0: its validation scores are not those of version" in error
 
 
+def test_another_decision_is_refused_by_its_name(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    error = refused(network, decider=decider_for(network, "paper"))
+    assert "decides by mahalanobis, the new bundle by paper; allowed: --decision mahalanobis" in error
+
+
 def test_answers_that_change_without_a_weight_are_refused(publish: Publish, refused: Callable[..., str]) -> None:
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
