@@ -285,6 +285,7 @@ def test_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
     assert (result["images"], result["label_agreement"], result["unknown_agreement"]) == (200, 0.99, 1.0)
     assert (result["images_of_task_0"], result["images_of_task_1"]) == (100, 100)
     assert result["mean_task_auroc_change"] == result["largest_task_auroc_change"] == 0
+    assert result["tasks_with_auroc"] == 2
     got["probability"][2] = got["probability"][2, ::-1]
     with pytest.raises(ParityError, match=r"is 98\.50% < 99%: 3 of 200 images differ, of task 0 \(2\), task 1 \(1\)"):
         verify_precision("int8", outputs, got, RULE, EVIDENCE)
@@ -297,6 +298,16 @@ def test_unknown_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
     got["scores"][:7] = 1000
     with pytest.raises(ParityError, match=r"fp16: unknown agreement with fp32 is 96\.50% < 97%"):
         verify_precision("fp16", outputs, got, RULE, EVIDENCE)
+
+
+def test_a_ranking_that_cannot_be_measured_is_said_to_be_none(
+    outputs: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = verify_precision("int8", outputs, outputs, RULE, ONE_TASK)
+    assert result["tasks_with_auroc"] == 0
+    assert "largest_task_auroc_change" not in result
+    said = "note: int8: the AUROC of no task is measured: it takes validation images of two tasks\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_ranking_that_changes_is_refused_even_if_every_answer_stays(outputs: dict[str, NDArray[Any]]) -> None:
