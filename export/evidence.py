@@ -23,7 +23,7 @@ MOST_IMAGES = 2000
 SAME = 0.02
 """Share of an image's largest logit by which its logits may differ from those that the task remembers of it.
 
-A GPU that learned the task rounded otherwise, by a tenth of that; the logits of another image are elsewhere altogether.
+A GPU that learned the task may have rounded to three digits (TF32); the logits of another image are elsewhere.
 """
 
 CHANGED = "its images have changed since it was learned"

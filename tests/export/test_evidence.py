@@ -16,7 +16,9 @@ from export import __main__ as command
 from export import evidence as evidence_module
 from export.__main__ import main
 from export.evidence import evenly, gather
+from tests.export.conftest import Exported
 from tests.export.networks import learned, put_run, run_of
+from tests.helpers import use_tiny_preset
 from training.classifier import task_said, turned_away
 from training.config import Lesson
 from training.evaluate import Run
@@ -66,6 +68,13 @@ def test_every_tasks_validation_images_are_gathered(validated: Run) -> None:
     assert np.bincount(evidence.tasks).tolist() == [len(data_of(validated, task).validation) for task in range(2)]
     wanted = torch.cat([data_of(validated, task).validation.pixels for task in range(2)]).permute(0, 2, 3, 1)
     np.testing.assert_array_equal(evidence.pixels, wanted.numpy())
+
+
+def test_a_real_run_remembers_what_it_was_validated_by(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiny_preset(monkeypatch)
+    evidence = gather(exported.run)
+    assert evidence.missing == ()
+    assert np.bincount(evidence.tasks).tolist() == [8, 8]
 
 
 def test_of_many_images_each_task_gives_as_many_as_another_while_it_can(
