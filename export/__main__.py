@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from export.bake import bake_task
 from export.cascade import CascadeError, choose_cascade
 from export.evidence import Evidence, gather
 from export.graph import GraphPlan, write_graph
-from export.opened import Opened, Question, open_written
+from export.notes import note
+from export.opened import Opened, Question, is_large, open_written
+from export.part import load_nodes
 from export.publish import PublishError, publish
 from export.verify import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
@@ -39,6 +42,7 @@ from serving.bundle import (
     seal,
 )
 from serving.decision import OUTPUT_NAMES, Outputs
+from serving.runtime import Model
 from serving.shelf import Shelf, ShelfError
 from training.checkpoint import RunError
 from training.decisions import AUTO
@@ -58,7 +62,7 @@ class Exporter:
         self.run = run
         self.folder = folder
         self.evidence = evidence
-        self.cascade = choose_cascade(run.network, run.decider, evidence.pixels, cascade)
+        self.cascade = choose_cascade(run.network, run.decider, evidence, cascade)
         self.name = f"{run.config.preset.name}-{run.config.system}"
         # Images of nobody's, and what the graphs say of them: the server's self-test.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
@@ -77,17 +81,23 @@ class Exporter:
         run = self.run
         pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
         questions = [Question(pixels, size) for size in BATCHES]
+        if self.cascade.candidates is not None:
+            questions.append(Question(pixels, everyone=True))
         if compared:
             questions.append(Question(self.evidence.pixels))
         answers = self.write("fp32").ask(questions)
         verified = dict(zip(BATCHES, answers, strict=False))
-        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade)
+        everyone = next((said for question, said in zip(questions, answers, strict=True) if question.everyone), None)
+        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade, everyone)
         # The first of the images that were verified are the golden ones.
         self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in verified[max(BATCHES)].items()})
         return answers[-1] if compared else {}
 
     def keep(self, precision: str, answers: Outputs) -> None:
         """Let these be the golden answers of a precision."""
+        for name in OUTPUT_NAMES:
+            if not np.isfinite(answers[name]).all():
+                raise ParityError(f"{precision}: {name} of the golden images are not all finite: no server would start")
         self.golden.outputs[precision] = {name: answers[name] for name in OUTPUT_NAMES}
 
     def write(self, precision: str) -> Opened:
@@ -135,6 +145,12 @@ class Exporter:
         write_files(self.folder, files)
         return manifest
 
+    def open_as_server(self) -> None:
+        """Let the server's own code take what was written; a large graph would need more memory than all the rest."""
+        for precision in self.golden.outputs:
+            if not is_large(load_nodes(self.folder, precision)):
+                Model.load(self.folder, provider="cpu", precision=precision).self_test()
+
     def _tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
         run, earlier = self.run, before.manifest.files if before else {}
         tasks = []
@@ -158,7 +174,7 @@ def export(
     folder: Path,
     out: Path,
     *,
-    precisions: Sequence[str] = ("fp32",),
+    precisions: Sequence[str] | None = None,
     cascade: str = "auto",
     data: str | None = None,
     decision: str = AUTO,
@@ -167,7 +183,10 @@ def export(
     """Bake, write, verify; the new bundle and its manifest. With a shelf, `out` is where the new version appears."""
     run, metrics = _open(folder, decision), _metrics(folder)
     before = _before_on(shelf) if shelf else _before(out)
-    evidence = gather(run.config, data)
+    evidence = gather(run, data)
+    if precisions is None:
+        # Servers may insist on what the shelf has given them so far.
+        precisions = before.manifest.precisions if shelf and before else ()
     coarse = [precision for precision in precisions if precision != "fp32"]
     if coarse and not len(evidence):
         raise WriteError(
@@ -179,8 +198,12 @@ def export(
         exporter = Exporter(run, fresh, evidence, cascade=cascade)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         manifest = exporter.seal(metrics, before)
+        exporter.open_as_server()
         for reason in evidence.missing:
-            print(f"note: no validation images of {reason}", file=sys.stderr)
+            note(f"no validation images of {reason}")
+        if evidence.left_out:
+            found = len(evidence) + evidence.left_out
+            note(f"{len(evidence)} of {found} validation images were judged by, evenly by task")
         if shelf is None:
             move_into_place(fresh, out)
             return out, manifest
@@ -234,7 +257,10 @@ def make_parser() -> argparse.ArgumentParser:
     where.add_argument("--out", type=Path, metavar="BUNDLE", help="the bundle directory to write")
     where.add_argument("--publish", type=Path, metavar="SHELF", help="the folder of bundles that servers watch")
     parser.add_argument(
-        "--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="which graphs to write (always fp32)"
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        help="which graphs to write (always fp32); default: those of the bundle that SHELF serves now",
     )
     parser.add_argument("--cascade", choices=CASCADES, default="auto", help="default: on if shown to change nothing")
     parser.add_argument("--decision", choices=(AUTO, *DECISIONS), default=AUTO, help="default: what the run chose")

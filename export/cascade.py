@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from export.evidence import Evidence
+from export.notes import counted, note
+from models.heads import ROTATIONS
 from models.network import Network
 from serving.bundle import Cascade
 from serving.decision import NETWORK_NAMES, Outputs, Verdicts, complete, judge
@@ -80,7 +83,7 @@ def rotated_outputs(network: Network, decider: Decider, pixels: NDArray[np.uint8
     network.eval()
     images = to_device(pixels, next(network.parameters()).device)
     tasks = []
-    for task in range(len(network.heads)):
+    for task in counted(range(len(network.heads)), f"tasks that have seen {len(pixels)} images in all rotations"):
         parts = [network.said(to_unit(part), task) for part in images.split(EVALUATION_BATCH)]
         tasks.append({name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]})
     return Rotated(network, decider, tasks)
@@ -111,31 +114,56 @@ def agreement(said: Rotated, candidates: int, margin: float | None = None) -> fl
     return float(((full.class_id == fast.class_id) & (full.known == fast.known)).mean())
 
 
-def choose_cascade(network: Network, decider: Decider, pixels: NDArray[np.uint8], wanted: str) -> Cascade:
+def choose_cascade(network: Network, decider: Decider, evidence: Evidence, wanted: str) -> Cascade:
     """How many tasks see an image turned: `wanted` is on, off, or auto (on if that is shown to change nothing)."""
     tasks, off = len(decider.scorers), Cascade(candidates=None, agreement=None, images=0)
-    if network.config.rotations == 1 and wanted == "on":
-        raise CascadeError("--cascade on: this network sees no rotated image, so there is none to leave out")
-    if wanted == "off" or tasks == 1 or network.config.rotations == 1:
+    reason = _impossible(network, tasks, evidence)
+    if wanted == "on" and reason:
+        raise CascadeError(f"--cascade on: {reason}")
+    if wanted == "off" or reason or (wanted == "auto" and not _enough(tasks, evidence)):
         return off
-    if wanted == "on" and not len(pixels):
-        raise CascadeError("--cascade on: no validation image is at hand to show it by; --data says where they are")
-    if wanted == "auto" and len(pixels) < ENOUGH_IMAGES:
-        return off
-    said = rotated_outputs(network, decider, pixels)
+    said = rotated_outputs(network, decider, evidence.pixels)
     measured = [_smallest(said, margin) for margin in MARGINS]
     good = [found for found in measured if _agrees(found)]
     if good:
         best = min(good, key=lambda found: found.seen or 0)
-        if wanted == "on" or tasks + 3 * (best.seen or 0) <= WORTH_IT * 4 * tasks:
+        if wanted == "on" or views(tasks, best.seen or 0) <= WORTH_IT * views(tasks, tasks):
             return best
+        # It would change nothing and save little: how many tasks would see an image turned tells that.
+        return best.model_copy(update={"candidates": None, "margin": None})
     highest = max(found.agreement or 0 for found in measured)
     if wanted == "on":
         raise CascadeError(
-            f"--cascade on: at most {highest:.2%} of {len(pixels)} validation images are answered as by "
+            f"--cascade on: at most {highest:.2%} of {len(evidence)} validation images are answered as by "
             f"the full evaluation; needed {AGREEMENT:.1%}"
         )
-    return Cascade(candidates=None, agreement=highest, images=len(pixels))
+    return Cascade(candidates=None, agreement=highest, images=len(evidence))
+
+
+def views(tasks: int, seen: float) -> float:
+    """Of an image, where so many tasks see it in all rotations and the others upright."""
+    return tasks + (ROTATIONS - 1) * seen
+
+
+def _impossible(network: Network, tasks: int, evidence: Evidence) -> str:
+    """Why there can be no cascade, or nothing."""
+    if network.config.rotations == 1:
+        return "this network sees no rotated image, so there is none to leave out"
+    if tasks == 1:
+        return "there is one task, so there is none to leave out"
+    if not len(evidence):
+        return "no validation image is at hand to show it by; --data says where they are"
+    return ""
+
+
+def _enough(tasks: int, evidence: Evidence) -> bool:
+    """Whether the images could show that a cascade changes nothing: many, and of every task that may be left out."""
+    if len(evidence) < ENOUGH_IMAGES:
+        return False
+    unseen = sorted(set(range(tasks)) - set(evidence.tasks.tolist()))
+    if unseen:
+        note(f"no cascade: no validation image of task {', '.join(map(str, unseen))} is at hand to show it by")
+    return not unseen
 
 
 def _smallest(said: Rotated, margin: float | None) -> Cascade:

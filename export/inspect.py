@@ -20,6 +20,7 @@ from onnx import shape_inference
 from rich.console import Console
 from rich.table import Table
 
+from export.cascade import WORTH_IT, views
 from export.part import load_nodes, open_part
 from export.verify import IMAGES_OF_TASK
 from export.writer import SHARED
@@ -171,11 +172,17 @@ def cascade_said(manifest: Manifest, rotations: int) -> str:
         seen = cascade.candidates if cascade.seen is None else cascade.seen
         said = (
             f"cascade: at most {cascade.candidates} of {tasks} tasks see an image in all rotations, "
-            f"{seen:.3g} on average: {tasks + (ROTATIONS - 1) * seen:.3g} views instead of {ROTATIONS * tasks}"
+            f"{seen:.3g} on average: {views(tasks, seen):.3g} views instead of {ROTATIONS * tasks}"
         )
     if cascade.agreement is None:
         return said
     answered = f"{cascade.agreement:.2%} of {cascade.images} validation images"
+    if cascade.candidates is None and cascade.seen is not None:
+        left = views(tasks, cascade.seen)
+        return (
+            f"{said}; the best cascade was not taken: it would leave {left:.3g} of them, "
+            f"and more than {WORTH_IT:.0%} are not worth it"
+        )
     if cascade.candidates is None:
         return f"{said}; the best cascade was not taken: it would answer {answered} as the full evaluation does"
     return f"{said}; {answered} are answered as without"

@@ -31,6 +31,8 @@ class Question(NamedTuple):
 
     pixels: NDArray[np.uint8]
     size: int = AT_ONCE
+    everyone: bool = False
+    """Of a cascade: what all tasks say when each sees all images turned, whoever would be chosen to."""
 
 
 class Opened(Protocol):
@@ -42,13 +44,20 @@ class Opened(Protocol):
 
 
 class Whole:
-    """A graph in one session."""
+    """A graph in one session; where every task is to see all images turned, the tasks are asked one by one."""
 
     def __init__(self, folder: Path, precision: str) -> None:
+        self._folder = folder
+        self._precision = precision
         self._session = whole_session(folder, precision)
 
     def ask(self, questions: Sequence[Question]) -> list[Answers]:
-        return [run_graph(self._session, *question) for question in questions]
+        return [self._answer(question) for question in questions]
+
+    def _answer(self, question: Question) -> Answers:
+        if question.everyone:
+            return TaskByTask(self._folder, self._precision).ask([question])[0]
+        return run_graph(self._session, question.pixels, question.size)
 
 
 class TaskByTask:
@@ -72,7 +81,10 @@ class TaskByTask:
 
     def ask(self, questions: Sequence[Question]) -> list[Answers]:
         said = [self._task(names, questions) for names in self._tasks]
-        return [self._together(parts) for parts in zip(*said, strict=True)]
+        return [
+            self._together(parts, chosen=self._cascaded and not question.everyone)
+            for question, *parts in zip(questions, *said, strict=True)
+        ]
 
     def _task(self, names: Sequence[str], questions: Sequence[Question]) -> list[list[NDArray[Any]]]:
         """What a task says of every question, in the order of the names."""
@@ -81,21 +93,21 @@ class TaskByTask:
             inputs[AGAIN] = TensorProto.BOOL
         session = open_part(self._folder, self._model, inputs, names)
         answers = []
-        for pixels, size in questions:
+        for pixels, size, _ in questions:
             everyone = np.ones((len(pixels), len(self._tasks)), dtype=bool)
             given = {INPUT_NAME: pixels, AGAIN: everyone}
             answers.append(_batches(session, names, {name: given[name] for name in inputs}, size))
         return [list(answer.values()) for answer in answers]
 
-    def _together(self, parts: Sequence[list[NDArray[Any]]]) -> Answers:
-        """What the rest of the graph makes of what every task says."""
+    def _together(self, parts: Sequence[list[NDArray[Any]]], *, chosen: bool) -> Answers:
+        """What the rest of the graph makes of what every task says; where `chosen`, of what it is to see again."""
         said = [dict(zip(names, part, strict=True)) for names, part in zip(self._tasks, parts, strict=True)]
-        if self._cascaded:
+        if chosen:
             upright = {names[4]: part[4] for names, part in zip(self._tasks, parts, strict=True)}
             (again,) = self._part([AGAIN], upright).values()
             for task, (names, part) in enumerate(zip(self._tasks, parts, strict=True)):
-                chosen = again[:, task : task + 1]
-                said[task] |= {names[place]: np.where(chosen, part[place], part[place + 3]) for place in (0, 1)}
+                sees = again[:, task : task + 1]
+                said[task] |= {names[place]: np.where(sees, part[place], part[place + 3]) for place in (0, 1)}
         given = {name: said[task][name] for task, names in enumerate(self._tasks) for name in names[:3]}
         return self._part([*OUTPUT_NAMES, FEATURES], given)
 

@@ -40,6 +40,11 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence) -> None:
     old, new = before.manifest, after.manifest
     if [task.labels for task in new.tasks[: len(old.tasks)]] != [task.labels for task in old.tasks]:
         raise PublishError(f"version {old.version} has tasks that the new bundle has not, or not in the same order")
+    if before.rule.score != after.rule.score:
+        raise PublishError(
+            f"version {old.version} decides by {before.rule.score}, the new bundle by {after.rule.score}; "
+            f"allowed: --decision {before.rule.score}"
+        )
     for task, (rule, own) in enumerate(zip(before.rule.tasks, after.rule.tasks, strict=False)):
         if rule != own:
             raise PublishError(f"task {task}: its validation scores are not those of version {old.version}")

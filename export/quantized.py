@@ -140,6 +140,9 @@ class QuantizedBody:
             scale = torch.maximum(scale, least.float())
             rows = torch.round(weight / scale.view(-1, 1, 1, 1)).to(torch.int8)
             whole = writer.constant(f"{path}/weight", rows)
+            if layer.ternary is not None:
+                # Not read here, but the file of the task's bits is the same in every precision.
+                writer.ternary(path, layer.ternary, layer.weight.shape)
         else:
             whole = writer.ternary(path, layer.ternary, layer.weight.shape)
             # Positive, since Sup's normalisation has no scale of its own to turn the sign.

@@ -17,7 +17,14 @@ class WriteError(Exception):
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to replace what is not a bundle."""
+    """Refuse to replace what is not a bundle; an empty folder is one to be."""
+    if folder.is_symlink():
+        # Such as a shelf's `current`: a folder in its place would never be flipped again.
+        raise WriteError(
+            f"{folder} is a link to {os.readlink(folder)}: give --out a folder of its own, or its shelf to --publish"
+        )
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise WriteError(f"{folder} exists and is not a bundle: choose another --out or remove it")
 

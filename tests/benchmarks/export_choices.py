@@ -97,7 +97,7 @@ CHOICES: dict[str, Choice] = {
 
 def main(folder: Path) -> None:
     run = open_run(folder, torch.device("cpu"))
-    evidence, rows = gather(run.config), []
+    evidence, rows = gather(run), []
     with tempfile.TemporaryDirectory() as place:
         exporter = Exporter(run, Path(place), evidence, cascade="off")
         (exact,) = exporter.write("fp32").ask([Question(evidence.pixels)])

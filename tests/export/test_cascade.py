@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export import cascade
+from export import cascade, notes
 from export.__main__ import main
-from export.cascade import CascadeError, Rotated, agreement, cascaded, choose_cascade
+from export.cascade import CascadeError, Rotated, agreement, cascaded, choose_cascade, rotated_outputs
+from export.evidence import Evidence
 from models.scores import DECISIONS, INGREDIENTS, TaskScorer
 from serving.bundle import Cascade, load_bundle
 from serving.decision import Rule, TaskRule
@@ -55,8 +57,16 @@ def answer_with(patch: pytest.MonkeyPatch, said: Rotated) -> None:
 
 def choose(patch: pytest.MonkeyPatch, wanted: str, *, images: int, tasks: int, surprising: int = 0) -> Cascade:
     answer_with(patch, said_of(images, tasks, surprising))
-    network = learned("hat", "convnet")
-    return choose_cascade(network, decider_of(tasks), pixels_for(network, images), wanted)
+    return choose_from(evidence_of(images, tasks), wanted, tasks)
+
+
+def evidence_of(images: int, tasks: int) -> Evidence:
+    """Images that are dealt out to so many tasks."""
+    return Evidence(pixels_for(learned("hat", "convnet"), images), np.arange(images) % tasks, ())
+
+
+def choose_from(evidence: Evidence, wanted: str, tasks: int) -> Cascade:
+    return choose_cascade(learned("hat", "convnet"), decider_of(tasks), evidence, wanted)
 
 
 def test_a_task_that_cannot_win_keeps_what_it_said_of_the_upright_image() -> None:
@@ -106,8 +116,7 @@ def test_images_that_leave_no_doubt_are_seen_by_the_best_task_alone(monkeypatch:
     distances[:, :, 1] = 3
     distances[0, :50, 1], distances[1:, :50, 1] = 0.4, -3
     answer_with(monkeypatch, said_at(distances))
-    network = learned("hat", "convnet")
-    chosen = choose_cascade(network, decider_of(4), pixels_for(network, 1000), "auto")
+    chosen = choose_from(evidence_of(1000, 4), "auto", 4)
     assert chosen == Cascade(candidates=2, margin=0.5, seen=1.05, agreement=1.0, images=1000)
 
 
@@ -131,7 +140,45 @@ def test_on_takes_what_images_there_are_and_refuses_none(monkeypatch: pytest.Mon
 
 def test_off_is_off_and_one_task_sees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(monkeypatch, "off", images=1000, tasks=3) == OFF
-    assert choose(monkeypatch, "on", images=1000, tasks=1) == OFF
+    assert choose(monkeypatch, "auto", images=1000, tasks=1) == OFF
+    assert choose(monkeypatch, "off", images=1000, tasks=1) == OFF
+    with pytest.raises(CascadeError, match="--cascade on: there is one task, so there is none to leave out"):
+        choose(monkeypatch, "on", images=1000, tasks=1)
+
+
+def test_auto_is_off_where_a_task_has_no_image_however_many_the_others_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_with(monkeypatch, said_of(1000, 3, surprising=0))
+    evidence = replace(evidence_of(1000, 3), tasks=np.ones(1000, dtype=int))
+    assert choose_from(evidence, "auto", 3) == OFF
+    said = "note: no cascade: no validation image of task 0, 2 is at hand to show it by\n"
+    assert capsys.readouterr().err == said
+    assert choose_from(evidence, "on", 3).candidates == 1
+
+
+def test_a_cascade_that_saves_too_little_is_not_taken_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    distances = distances_of(1000, 4, surprising=0)
+    # Turned, every image turns out to be task 2's, which three candidates show: 13 of 16 views.
+    distances[1:, :, 2] = -5
+    answer_with(monkeypatch, said_at(distances))
+    chosen = choose_from(evidence_of(1000, 4), "auto", 4)
+    assert chosen == Cascade(candidates=None, seen=3.0, agreement=1.0, images=1000)
+    assert choose_from(evidence_of(1000, 4), "on", 4).candidates == 3
+    monkeypatch.setattr(cascade, "WORTH_IT", 13 / 16)
+    assert choose_from(evidence_of(1000, 4), "auto", 4).candidates == 3
+
+
+def test_a_cascade_that_takes_long_to_choose_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet", (1, 1))
+    rotated_outputs(network, decider_of(2), pixels_for(network, 5))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(notes, "SILENT_SECONDS", 0.0)
+    rotated_outputs(network, decider_of(2), pixels_for(network, 5))
+    said = "note: tasks that have seen 5 images in all rotations: "
+    assert capsys.readouterr().err == f"{said}0 of 2\n{said}1 of 2\n"
 
 
 # ---- through the command

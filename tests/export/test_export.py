@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -256,6 +257,16 @@ def test_tasks_whose_images_are_gone_are_named(
     assert capsys.readouterr().err == "note: no validation images of task 1: /photos is gone\n"
     checked = load_bundle(tmp_path / "bundle").manifest.verification["fp16"]
     assert [checked[f"images_of_task_{task}"] for task in range(3)] == [14, 0, 13]
+
+
+def test_images_that_are_more_than_enough_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet")
+    evidence = replace(evidence_for(network), left_out=60)
+    folder = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence)
+    assert main([str(folder), "--out", str(tmp_path / "bundle")]) == 0
+    assert capsys.readouterr().err == "note: 40 of 100 validation images were judged by, evenly by task\n"
 
 
 def test_a_run_with_a_corrupt_checkpoint_is_refused(

@@ -116,6 +116,15 @@ def test_a_cascade_that_was_not_taken_is_said_to_be_none(exported_hat: Exported,
     )
 
 
+def test_a_cascade_that_saves_too_little_is_said_to_do_so(exported_hat: Exported, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported_hat.bundle.path, tmp_path / "bundle"))
+    edit_manifest(folder, cascade={"candidates": None, "seen": 1.9, "agreement": 1.0, "images": 1000})
+    said = cascade_said(load_bundle(folder).manifest, rotations=4)
+    assert said.endswith(
+        "8 views; the best cascade was not taken: it would leave 7.7 of them, and more than 75% are not worth it"
+    )
+
+
 def test_no_bundle_is_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: ")

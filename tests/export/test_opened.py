@@ -37,6 +37,18 @@ def test_a_graph_asked_task_by_task_says_the_same(
             np.testing.assert_allclose(said[name], values[:count], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("way", [Whole, TaskByTask])
+def test_every_task_can_be_asked_of_all_images_turned(way: type[Whole | TaskByTask], graphs: Graphs) -> None:
+    pixels = pixels_for(learned("hat", "convnet"), 12)
+    (wanted,) = Whole(graphs.folder("hat", "convnet"), "fp32").ask([Question(pixels)])
+    got, chosen = way(graphs.folder("hat", "convnet", "fp32", 1), "fp32").ask(
+        [Question(pixels, 5, everyone=True), Question(pixels)]
+    )
+    for name, values in wanted.items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(chosen["logits"], wanted["logits"], rtol=1e-5, atol=1e-5)
+
+
 def opened_counts(patch: pytest.MonkeyPatch) -> list[set[str]]:
     """Which files of weights each session takes that is opened from now on."""
     taken: list[set[str]] = []

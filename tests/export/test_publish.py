@@ -211,7 +211,17 @@ def test_a_bundle_with_fewer_tasks_is_refused(publish: Publish, refused: Callabl
 def test_a_bundle_with_fewer_precisions_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
     network = learned("hat", "convnet", SIZES)
     assert publish(network, "--precision", "int8") == 0
-    assert "has int8; the new bundle has fp32" in refused(with_another_task(network))
+    assert "has int8; the new bundle has fp32" in refused(with_another_task(network), "--precision", "fp32")
+
+
+def test_what_is_not_said_of_precisions_is_as_the_shelf_has_them(publish: Publish, shelf: Shelf) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    assert current(shelf).precisions == ("fp32",)
+    assert publish(network, "--precision", "int8") == 0
+    assert publish(with_another_task(network)) == 0
+    assert current(shelf).precisions == ("fp32", "int8")
+    assert len(current(shelf).tasks) == 3
 
 
 def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[..., str]) -> None:
@@ -224,6 +234,13 @@ def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[...
     rule = decider.rule.model_copy(update={"tasks": (moved, *others)})
     error = refused(grown, decider=replace(decider, rule=rule))
     assert "task 0: its validation scores are not those of version" in error
+
+
+def test_another_decision_is_refused_by_its_name(publish: Publish, refused: Callable[..., str]) -> None:
+    network = learned("hat", "convnet", SIZES)
+    assert publish(network) == 0
+    error = refused(network, decider=decider_for(network, "paper"))
+    assert "decides by mahalanobis, the new bundle by paper; allowed: --decision mahalanobis" in error
 
 
 def test_answers_that_change_without_a_weight_are_refused(publish: Publish, refused: Callable[..., str]) -> None:

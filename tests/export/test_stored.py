@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import nn
 
 from export.bake import BakedTask, bake_task
 from export.graph import GraphPlan, write_graph
+from export.opened import whole_session
 from models.network import Network
 from models.task_norm import TaskNorm
 from models.weight_mask import MaskedConv2d, MaskedLinear
@@ -171,8 +171,10 @@ def test_a_bias_that_dwarfs_its_weights_fits_in_32_bits(method: str, tmp_path: P
         else:
             assert norm.running_mean is not None
             norm.running_mean[first] = -1e9
-    plan = GraphPlan(image_spec(network), 0.5, 0.25, decider_for(network).rule, "int8", None, {})
-    write_graph(tmp_path, partial(bake_task, network, decider_for(network).scorers), plan)
+    # Both, since what they have in common is written once.
+    for precision in ("fp32", "int8"):
+        written(tmp_path, network, precision)
+    whole_session(tmp_path, "int8")
     stored = stored_values(onnx.load(tmp_path / graph_name("int8")))
     bias = stored["task1/body/1/0/bias"] * stored["task1/body/1/0/bias_scale"].astype(np.float64)
     wanted = convolutions_of(network, 1)[1].bias

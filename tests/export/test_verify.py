@@ -18,20 +18,23 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from export import __main__ as command
+from export import opened
 from export import verify as parity
 from export.__main__ import main
+from export.cascade import rotated_outputs, seen_again
 from export.graph import GraphPlan, write_graph
 from export.opened import Question, Whole, run_graph, whole_session
 from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
 from models.network import Network
 from serving.bundle import FORMAT, GOLDEN, Cascade, ImageSpec, graph_name, load_bundle
-from serving.decision import OUTPUT_NAMES, Rule, TaskRule
+from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
 from tests.export.conftest import Exported
-from tests.export.networks import evidence_for, learned, put_run, run_of
+from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC
 from tests.helpers_serving import edit_manifest, reseal
 
 PIXELS = synthetic_images(SPEC, 9)
+COMPARED = (*OUTPUT_NAMES, FEATURES)
 OFF = Cascade(candidates=None, agreement=None, images=0)
 
 
@@ -54,8 +57,8 @@ def check(exported: Exported, network: Network | None = None) -> dict[str, float
 
 def test_a_graph_of_this_network_passes_with_all_its_differences(exported: Exported) -> None:
     result = check(exported)
-    differences = {f"{name}_difference_batch_{size}" for name in OUTPUT_NAMES for size in BATCHES}
-    absolute = {f"{name}_absolute_difference_batch_{size}" for name in OUTPUT_NAMES for size in BATCHES}
+    differences = {f"{name}_difference_batch_{size}" for name in COMPARED for size in BATCHES}
+    absolute = {f"{name}_absolute_difference_batch_{size}" for name in COMPARED for size in BATCHES}
     labels = {f"label_agreement_batch_{size}" for size in BATCHES}
     assert BATCHES == (1, 7)
     assert result.keys() == differences | absolute | labels | {"images", "allowed"}
@@ -71,6 +74,7 @@ def test_a_graph_of_this_network_passes_with_all_its_differences(exported: Expor
         ("heads.0.bias", 0, "logits", 0.0001),
         ("heads.1.bias", 1, "logits", 0.0001),
         ("detectors.1.deep.means", 1, "distances", 0.001),
+        ("detectors.1.tied.gain", 1, "features", 0.001),
     ],
 )
 def test_a_graph_of_another_network_is_refused_by_task_output_and_limit(
@@ -157,6 +161,14 @@ def test_wrong_weights_are_no_bundle(
     assert error.endswith(" > 0.0001\n")
 
 
+def test_features_that_only_the_quarantine_reads_are_verified_too(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tamper(monkeypatch, "fp32", "task1/features/level", lambda level: level * 1.1)
+    error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+    assert error.startswith("error: task 1, features, batch 1: max |difference| / (1 + |value|) is ")
+
+
 def test_a_graph_that_says_nan_is_no_bundle(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +176,55 @@ def test_a_graph_that_says_nan_is_no_bundle(
     error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
     assert "task 2, logits, batch 1" in error
     assert "is nan > 0.0001" in error
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_task_that_no_synthetic_image_makes_a_candidate_is_verified_all_the_same(
+    large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet", (2,) * 8)
+    said = rotated_outputs(network, decider_for(network), synthetic_images(SPEC, command.VERIFIED_IMAGES))
+    never = int((~seen_again(said, 1, None).any(axis=0)).argmax())
+    assert not seen_again(said, 1, None)[:, never].any()
+    folder = put_run(monkeypatch, tmp_path / "run", run_of(network))
+    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
+    if large:
+        monkeypatch.setattr(opened, "LARGE", 1)
+    assert main([str(folder), "--out", str(tmp_path / "bundle")]) == 0
+    assert load_bundle(tmp_path / "bundle").manifest.verification["fp32"]["logits_difference_all_turned"] <= ALLOWED
+    capsys.readouterr()
+    # Upright images are answered as ever; only the other three rotations are rubbish.
+    tamper(monkeypatch, "fp32", f"task{never}/head/weight", lambda weight: np.concatenate([weight[:1], weight[1:] + 9]))
+    error = assert_nothing_is_written([str(folder)], tmp_path / "place", capsys)
+    assert error.startswith(f"error: task {never}, logits, all turned: max |difference| / (1 + |value|) is ")
+
+
+def keep_otherwise(patch: pytest.MonkeyPatch, precision: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    """Let a precision's golden probabilities of the tasks be others than the graph gave."""
+
+    def keep(exporter: command.Exporter, name: str, answers: Any) -> None:
+        real(exporter, name, {**answers, "p_task": change(answers["p_task"])} if name == precision else answers)
+
+    real = command.Exporter.keep
+    patch.setattr(command.Exporter, "keep", keep)
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_golden_answers_that_are_not_finite_are_no_bundle(
+    wrong: float, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parity, "AGREEING", {})
+    keep_otherwise(monkeypatch, "fp16", lambda values: np.where(np.arange(len(values))[:, None] == 1, wrong, values))
+    error = assert_nothing_is_written([str(run), "--precision", "fp16"], tmp_path / "place", capsys)
+    assert error == "error: fp16: p_task of the golden images are not all finite: no server would start\n"
+
+
+def test_what_a_server_would_not_start_with_is_no_bundle(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_otherwise(monkeypatch, "fp32", lambda values: values + np.float32(0.1))
+    error = assert_nothing_is_written([str(run)], tmp_path / "place", capsys)
+    assert "model.fp32.onnx: p_task of the images in golden.npz" in error
 
 
 def test_a_failed_export_leaves_the_bundle_that_was_there(
@@ -224,6 +285,7 @@ def test_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
     assert (result["images"], result["label_agreement"], result["unknown_agreement"]) == (200, 0.99, 1.0)
     assert (result["images_of_task_0"], result["images_of_task_1"]) == (100, 100)
     assert result["mean_task_auroc_change"] == result["largest_task_auroc_change"] == 0
+    assert result["tasks_with_auroc"] == 2
     got["probability"][2] = got["probability"][2, ::-1]
     with pytest.raises(ParityError, match=r"is 98\.50% < 99%: 3 of 200 images differ, of task 0 \(2\), task 1 \(1\)"):
         verify_precision("int8", outputs, got, RULE, EVIDENCE)
@@ -236,6 +298,16 @@ def test_unknown_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
     got["scores"][:7] = 1000
     with pytest.raises(ParityError, match=r"fp16: unknown agreement with fp32 is 96\.50% < 97%"):
         verify_precision("fp16", outputs, got, RULE, EVIDENCE)
+
+
+def test_a_ranking_that_cannot_be_measured_is_said_to_be_none(
+    outputs: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = verify_precision("int8", outputs, outputs, RULE, ONE_TASK)
+    assert result["tasks_with_auroc"] == 0
+    assert "largest_task_auroc_change" not in result
+    said = "note: int8: the AUROC of no task is measured: it takes validation images of two tasks\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_ranking_that_changes_is_refused_even_if_every_answer_stays(outputs: dict[str, NDArray[Any]]) -> None:

@@ -63,6 +63,23 @@ def test_what_is_not_a_bundle_is_left_alone(place: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 
+def test_an_empty_folder_becomes_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    write_directory(tmp_path / "bundle", NEW)
+    assert contents(tmp_path / "bundle") == NEW
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("target", ["bundle", "gone"])
+def test_a_link_is_not_replaced(target: str, tmp_path: Path) -> None:
+    write_directory(tmp_path / "bundle", OLD)
+    (tmp_path / "current").symlink_to(target)
+    with pytest.raises(WriteError, match=f"{tmp_path / 'current'} is a link to {target}: give --out a folder of its"):
+        write_directory(tmp_path / "current", NEW)
+    assert os.readlink(tmp_path / "current") == target
+    assert contents(tmp_path / "bundle") == OLD
+
+
 @pytest.mark.parametrize(
     ("function", "call"), [("fsync", 1), ("fsync", 2), ("rename", 1), ("rename", 2)], ids=lambda value: str(value)
 )
