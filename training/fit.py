@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import sys
 import time
@@ -152,6 +153,7 @@ class Learner:
                 seed_everything(self.config.seed, task, phase, epoch)
                 begun = time.monotonic()
                 loss = next(losses)
+                _check_finite(f"task {task}, {phase}, epoch {epoch + 1}", loss, optimizer)
                 if first():
                     self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
                 self._save(replace(self.progress, epoch=epoch + 1), optimizer)
@@ -163,6 +165,21 @@ class Learner:
         self._started = now
         if first():
             save(self.folder, self.network, optimizer, self.progress, self.buffer)
+
+
+def _check_finite(where: str, loss: float, optimizer: torch.optim.Optimizer) -> None:
+    """Numbers that are none spread to all that is learned after them: no checkpoint may hold them."""
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not math.isfinite(loss):
+        got = f"the loss is {loss}"
+    elif not all(bool(weight.isfinite().all()) for weight in weights):
+        got = "the last step left weights that are no numbers"
+    else:
+        return
+    raise RunError(
+        f"{where}: {got}; allowed: finite numbers. The checkpoint before it is kept, but --resume would come to the "
+        "same end: begin anew in another --out, with another --seed or a smaller learning rate (training/presets.py)"
+    )
 
 
 def fit(
