@@ -17,14 +17,25 @@ import torch
 from models.network import Network
 from training.buffer import Buffer, keep_some
 from training.calibration import Correction, fit_corrections
-from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, save, write_config, write_json
+from training.checkpoint import (
+    CURRENT,
+    METRICS,
+    Checkpoint,
+    Progress,
+    RunError,
+    load,
+    save,
+    write_config,
+    write_json,
+    writing,
+)
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig, system_title
 from training.datasets import DataError
 from training.decisions import added, choose, cross_entropies
 from training.device import choose_device, describe, prepare
 from training.evaluate import examine, measure, open_run
-from training.history import Epoch
+from training.history import HISTORY, Epoch
 from training.optimizers import make_optimizer
 from training.plan import Plan, how_to_go_on, make_parser, make_plan
 from training.prediction import learned_logits
@@ -155,7 +166,9 @@ class Learner:
                 loss = next(losses)
                 _check_finite(f"task {task}, {phase}, epoch {epoch + 1}", loss, optimizer)
                 if first():
-                    self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
+                    seconds = round(time.monotonic() - begun, 3)
+                    with writing(self.folder / HISTORY):
+                        self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, seconds))
                 self._save(replace(self.progress, epoch=epoch + 1), optimizer)
                 bar.advance(loss)
 
@@ -164,7 +177,8 @@ class Learner:
         self.progress = replace(progress, seconds=self.progress.seconds + now - self._started)
         self._started = now
         if first():
-            save(self.folder, self.network, optimizer, self.progress, self.buffer)
+            with writing(self.folder / CURRENT):
+                save(self.folder, self.network, optimizer, self.progress, self.buffer)
 
 
 def _check_finite(where: str, loss: float, optimizer: torch.optim.Optimizer) -> None:
@@ -211,10 +225,12 @@ def fit(
         return
     tested = examine(open_run(folder, device), plan.sources, device)
     result = measure(tested)
-    write_json(folder / METRICS, result)
+    with writing(folder / METRICS):
+        write_json(folder / METRICS, result)
     tracking.measured(result)
     summary(result)
-    write_page(folder, tested, result)
+    with writing(folder / PAGE):
+        write_page(folder, tested, result)
 
 
 def _write_down(plan: Plan) -> None:
