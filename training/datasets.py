@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ from serving.preprocess import Limits, decode, to_pixels
 TEST_SHARE = 0.25
 SPLIT_SEED = 0
 """What is held out for testing depends on neither seed nor method, so that runs can be compared."""
+LEAST_TAUGHT, LEAST_TESTED = 2, 1
+"""Images that each class needs: one to train and one to validate with, and one to test on."""
 
 PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
 """What is taught comes from no stranger: any camera's photograph will do, up to what Pillow itself takes for a bomb."""
@@ -243,14 +246,33 @@ def _taught_and_tested(train: Images, test: Images, tested: Path) -> Source:
 
 
 def _split_classes(images: Images) -> Source:
-    """Each class on its own: folders that join later must not move an old class's test images into its training."""
+    """Each class on its own: what joins the folder later must not move an old class's images to the other side."""
     classes = tuple(np.unique(images.labels).tolist())
-    own = [images.of([label]) for label in classes]
-    # The only image of a class is tested on, where it may still be an unknown.
-    nothing = images.at(np.arange(0))
-    parts = [each.split(TEST_SHARE, SPLIT_SEED) if len(each) > 1 else (nothing, each) for each in own]
-    train, test = (join(column) for column in zip(*parts, strict=True))
+    is_tested = np.zeros(len(images), bool)
+    for label in classes:
+        index = (images.labels == label).nonzero()[0]
+        is_tested[index] = _tested(images.pixels[index])
+    train, test = (images.at(side.nonzero()[0]) for side in (~is_tested, is_tested))
     return Source(train, test, classes)
+
+
+def _tested(pixels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which images of a class are tested on: those that drew less than TEST_SHARE, whatever others there are.
+
+    Only where that would leave too few on a side, as many of the lowest as leave enough; a single image is tested on,
+    where it may still be an unknown.
+    """
+    lots = np.array([_lot(image) for image in pixels])
+    most = max(len(lots) - LEAST_TAUGHT, LEAST_TESTED)
+    count = min(max(int((lots < TEST_SHARE).sum()), LEAST_TESTED), most)
+    chosen = np.zeros(len(lots), bool)
+    chosen[np.argsort(lots, kind="stable")[:count]] = True
+    return chosen
+
+
+def _lot(pixels: NDArray[np.uint8]) -> float:
+    """What an image draws, in [0, 1): the same each time, and copies of it draw the same."""
+    return int.from_bytes(hashlib.sha256(pixels.tobytes()).digest()[:6], "big") / (1 << 48)
 
 
 def join(parts: Sequence[Images]) -> Images:
