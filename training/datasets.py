@@ -29,6 +29,7 @@ PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
 """What is taught comes from no stranger: any camera's photograph will do, up to what Pillow itself takes for a bomb."""
 TEST_FOLDERS = ("test", "val", "validation")
 """Which folder beside train/ is tested on: the first that is there."""
+NOWHERE = "a link that leads nowhere, or no file at all"
 
 log = logging.getLogger(__name__)
 
@@ -281,13 +282,17 @@ def join(parts: Sequence[Images]) -> Images:
 
 
 def read_folder(root: Path, spec: ImageSpec) -> Images:
-    """Every image of every class folder; a file that is not a readable image is named, skipped and counted."""
+    """Every image of every class folder; what is not a readable image is named and skipped, such files are counted."""
     pixels: list[NDArray[np.uint8]] = []
     labels: list[str] = []
     skipped = 0
+    _name_dangling_links(root)
     for folder in _subfolders(root):
+        before = len(labels)
         for file in _entries(folder):
             if not file.is_file():
+                reason = "images in folders within class folders are not read" if file.is_dir() else NOWHERE
+                log.warning("skipped %s: %s", file, reason)
                 continue
             try:
                 pixels.append(to_pixels(decode(file.read_bytes(), PHOTOS), spec))
@@ -296,6 +301,8 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
                 log.warning("skipped %s: %s", file, error)
                 continue
             labels.append(folder.name)
+        if len(labels) == before:
+            log.warning("%s: no readable image, so there is no class %r", folder, folder.name)
     if not labels:
         raise DataError(
             f"{root}: no image in any class folder; expected PNG, JPEG, WebP or BMP files in {root}/<class>/"
@@ -303,6 +310,13 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
     if skipped:
         log.warning("%s: %d files skipped, %d images read", root, skipped, len(labels))
     return Images(np.stack(pixels), np.array(labels))
+
+
+def _name_dangling_links(root: Path) -> None:
+    """Beside class folders there may be other files, but a link that leads nowhere was to be a class."""
+    for path in _entries(root):
+        if path.is_symlink() and not path.exists():
+            log.warning("skipped %s: %s", path, NOWHERE)
 
 
 def _subfolders(root: Path) -> list[Path]:

@@ -157,6 +157,24 @@ def test_files_that_are_no_images_are_named_whatever_they_are_called(
     assert "3 files skipped, 1 images read" in caplog.text
 
 
+def test_what_a_folder_seems_to_hold_and_does_not_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, {"red": 1})
+    write_images(tmp_path / "nested", {"blue": 2})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.png").write_bytes(b"no image")
+    for link in (tmp_path / "gone", tmp_path / "red" / "gone.png"):
+        link.symlink_to(tmp_path / "unplugged")
+    assert read_folder(tmp_path, SPEC).labels.tolist() == ["red"]
+    said = [record.getMessage() for record in caplog.records]
+    for name in ("nested", "empty", "broken"):
+        assert f"{tmp_path / name}: no readable image, so there is no class {name!r}" in said
+    assert f"skipped {tmp_path / 'nested' / 'blue'}: images in folders within class folders are not read" in said
+    for name in ("gone", "red/gone.png"):
+        assert f"skipped {tmp_path / name}: a link that leads nowhere, or no file at all" in said
+    assert not any(f"{tmp_path / 'red'}: " in each for each in said)
+
+
 def test_a_class_that_joins_the_folder_later_moves_no_test_image(tmp_path: Path) -> None:
     write_images(tmp_path, {"green": 8, "red": 12})
     for label in ("green", "red"):
