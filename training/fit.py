@@ -46,7 +46,7 @@ from training.report_page import PAGE, write_page
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
-from training.together import first, joined, make_alike, wait
+from training.together import after_the_first, first, joined, make_alike, wait
 from training.tracking import Tracking, check_installed
 
 
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not first():
                 reporter.console.quiet = True
                 logging.getLogger().setLevel(logging.ERROR)
-            plan = make_plan(chosen)
+            plan = after_the_first(lambda: make_plan(chosen))
             words = sys.argv[1:] if arguments is None else arguments
             command = ["python", "-m", "training.fit", *words]
             fit(plan, reporter, command, chosen.log, compiling=chosen.compile)

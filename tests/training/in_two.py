@@ -6,6 +6,7 @@ They are forked from this process, so that the imports, which take longer than a
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.helpers import adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
 from training import fit, representation
-from training.together import joined, number
+from training.checkpoint import RunError
+from training.together import after_the_first, joined, number
 
 METHODS = ("hat", "sup")
 CASES = (("hat", "convnet"), ("hat", "resnet18"), ("sup", "convnet"))
@@ -65,9 +67,34 @@ def whole_run(folder: Path, method: str, *more: str) -> int:
         return fit.main(["--out", str(folder), *(more or ("--method", method))])
 
 
+def in_turn(folder: Path) -> dict[str, Any]:
+    """What a process sees of the first one's slow work, and of a first one that cannot plan its run."""
+    fetched = folder / "fetched"
+
+    def fetch() -> bool:
+        was_there = fetched.exists()
+        if number() == 0:
+            time.sleep(0.3)
+            fetched.touch()
+        return was_there
+
+    planned: list[int] = []
+
+    def refuse(*_: Any) -> None:
+        planned.append(number())
+        raise RunError("no images")
+
+    was_there = after_the_first(fetch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "make_plan", refuse)
+        code = fit.main([])
+    return {"found it there": was_there, "code": code, "planned": planned}
+
+
 def in_each(folder: Path) -> int:
     with joined():
         torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{number()}.pt")
+        torch.save(in_turn(folder), folder / f"turn-{number()}.pt")
         # The second process gets folders of its own, in which nothing must appear.
         for method in METHODS:
             if code := whole_run(folder / f"{method}-{number()}", method):

@@ -92,6 +92,12 @@ def test_only_the_first_process_writes(both: Both) -> None:
     assert not list(both.folder.glob("*-1"))
 
 
+def test_the_first_process_begins_alone_and_the_others_after_it_or_not_at_all(both: Both) -> None:
+    one, other = (torch.load(both.folder / f"turn-{number}.pt") for number in range(2))
+    assert one == {"found it there": False, "code": 2, "planned": [0]}
+    assert other == {"found it there": True, "code": 2, "planned": []}
+
+
 def test_a_run_that_one_process_began_is_resumed_by_two(both: Both) -> None:
     assert_close_runs(both.folder / "begun", both.folder / "hat-alone")
 
