@@ -32,7 +32,8 @@ def choose_device() -> torch.device:
 def describe(device: torch.device) -> str:
     """The device in words for the log."""
     if device.type == "cuda":
-        return f"CUDA on {torch.cuda.get_device_name(device)}, mixed precision (bfloat16), channels last"
+        precision = "mixed precision (bfloat16)" if has_bfloat16() else "full precision (it has no bfloat16)"
+        return f"CUDA on {torch.cuda.get_device_name(device)}, {precision}, channels last"
     return f"CPU with {torch.get_num_threads()} threads of {os.cpu_count()} cores (no GPU was found)"
 
 
@@ -67,9 +68,14 @@ def laid_out(images: Tensor, device: torch.device) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else images
 
 
+def has_bfloat16() -> bool:
+    """Whether the GPU in use computes in bfloat16 itself: older ones emulate it, slower than full precision."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bfloat16 on CUDA only: on some CPUs its matrix product is an illegal instruction."""
-    if device.type == "cuda":
+    """bfloat16 on CUDA only, where the GPU has it: on some CPUs its matrix product is an illegal instruction."""
+    if device.type == "cuda" and has_bfloat16():
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
