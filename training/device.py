@@ -15,6 +15,8 @@ See = Callable[[Tensor, int, float], Tensor]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers for `mallopt`."""
+MMAP_THRESHOLDS = (1 << 30, 32 << 20)
+"""The largest that is taken is used: glibc up to 2.34 takes no more than 32 MB."""
 IMAGES_SHARE = 0.25
 """Of a GPU's free memory, for the images of a task; activations need the rest."""
 
@@ -49,9 +51,10 @@ def prepare(device: torch.device) -> None:
         torch.set_flush_denormal(True)
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc keeps its own ways
             libc = ctypes.CDLL(None)
-            libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-            libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-            libc.mallopt(M_TOP_PAD, 64 << 20)
+            # Any of these calls ends the threshold's growing by itself: without the first, the others would do harm.
+            if any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS):
+                libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+                libc.mallopt(M_TOP_PAD, 64 << 20)
 
 
 def has_room(device: torch.device, size: int) -> bool:

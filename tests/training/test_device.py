@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 
 import pytest
 import torch
 
-from training.device import describe, mixed_precision, prepare
+from training.device import (
+    M_MMAP_THRESHOLD,
+    M_TOP_PAD,
+    M_TRIM_THRESHOLD,
+    describe,
+    mixed_precision,
+    prepare,
+)
 
 GPU = torch.device("cuda", 0)
 
@@ -21,6 +29,34 @@ def test_a_processor_is_spared_numbers_below_the_normal_range() -> None:
         assert (least * 2 > 0).all()
     finally:
         torch.set_flush_denormal(False)
+
+
+class Libc:
+    """Takes no larger threshold than `most`, and notes what it took."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken: dict[int, int] = {}
+
+    def mallopt(self, what: int, value: int) -> int:
+        if what == M_MMAP_THRESHOLD and value > self.most:
+            return 0
+        self.taken[what] = value
+        return 1
+
+
+@pytest.mark.parametrize(("most", "taken"), [(1 << 40, 1 << 30), (32 << 20, 32 << 20), (0, None)])
+def test_freed_memory_is_kept_as_far_as_the_c_library_lets_it(
+    most: int, taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libc = Libc(most)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda is_on: True)
+    prepare(torch.device("cpu"))
+    # The other two would hold the threshold where it is, at 128 kB.
+    expected = set() if taken is None else {M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD}
+    assert libc.taken.keys() == expected
+    assert libc.taken.get(M_MMAP_THRESHOLD) == taken
 
 
 @pytest.mark.parametrize(
