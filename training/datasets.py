@@ -29,6 +29,8 @@ PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
 """What is taught comes from no stranger: any camera's photograph will do, up to what Pillow itself takes for a bomb."""
 TEST_FOLDERS = ("test", "val", "validation")
 """Which folder beside train/ is tested on: the first that is there."""
+MANY = 1000
+"""To read so many files takes long enough to be told."""
 NOWHERE = "a link that leads nowhere, or no file at all"
 
 log = logging.getLogger(__name__)
@@ -287,9 +289,12 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
     labels: list[str] = []
     skipped = 0
     _name_dangling_links(root)
-    for folder in _subfolders(root):
+    contents = {folder: _entries(folder) for folder in _subfolders(root)}
+    if (total := sum(map(len, contents.values()))) >= MANY:
+        log.info("reading %d files of %d classes in %s ...", total, len(contents), root)
+    for folder, files in contents.items():
         before = len(labels)
-        for file in _entries(folder):
+        for file in files:
             if not file.is_file():
                 reason = "images in folders within class folders are not read" if file.is_dir() else NOWHERE
                 log.warning("skipped %s: %s", file, reason)

@@ -124,6 +124,7 @@ class Learner:
             epochs = self._epochs_left(preset.head.epochs, optimizer)
             losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
             self._run(task, data, epochs, losses, optimizer)
+        self.reporter.say(f"{_title(task, data)}: fitting its detectors to {len(data.train)} images")
         fit_calibration(self.network, task, data.validation)
         seed_everything(self.config.seed, task, "detectors")
         fit_detectors(self.network, task, data)
@@ -158,8 +159,7 @@ class Learner:
     ) -> None:
         """Ask for one loss after another: each epoch starts from its own seed and ends in a checkpoint."""
         phase = self.progress.phase
-        name = f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''}): {phase}"
-        with self.reporter.bar(name, epochs.start, epochs.stop) as bar:
+        with self.reporter.bar(f"{_title(task, data)}: {phase}", epochs.start, epochs.stop) as bar:
             for epoch in epochs:
                 seed_everything(self.config.seed, task, phase, epoch)
                 begun = time.monotonic()
@@ -179,6 +179,11 @@ class Learner:
         if first():
             with writing(self.folder / CURRENT):
                 save(self.folder, self.network, optimizer, self.progress, self.buffer)
+
+
+def _title(task: int, data: TaskData) -> str:
+    """A task as a person knows it."""
+    return f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''})"
 
 
 def _check_finite(where: str, loss: float, optimizer: torch.optim.Optimizer) -> None:

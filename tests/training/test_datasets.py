@@ -12,6 +12,7 @@ from PIL import Image
 from serving.bundle import ImageSpec
 from serving.preprocess import LIMITS
 from tests.helpers import TINY_PRESET
+from training import datasets
 from training.config import Lesson, RunConfig
 from training.datasets import DataError, Images, kind_of, load_source, read_folder
 from training.evaluate import known_and_unknown
@@ -173,6 +174,19 @@ def test_what_a_folder_seems_to_hold_and_does_not_is_named(tmp_path: Path, caplo
     for name in ("gone", "red/gone.png"):
         assert f"skipped {tmp_path / name}: a link that leads nowhere, or no file at all" in said
     assert not any(f"{tmp_path / 'red'}: " in each for each in said)
+
+
+def test_a_large_folder_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(datasets, "MANY", 4)
+    write_images(tmp_path, {"red": 2, "blue": 1})
+    with caplog.at_level(logging.INFO):
+        read_folder(tmp_path, SPEC)
+        assert caplog.text == ""
+        write_images(tmp_path, {"blue": 2})
+        read_folder(tmp_path, SPEC)
+    assert f"reading 4 files of 2 classes in {tmp_path} ..." in caplog.text
 
 
 def test_a_class_that_joins_the_folder_later_moves_no_test_image(tmp_path: Path) -> None:
