@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -186,8 +186,7 @@ def _tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
             download_and_extract_archive(TINY_IMAGENET_URL, str(root), md5=TINY_IMAGENET_MD5)
     names = _words(folder)
     train = [(file, name) for wnid, name in names.items() for file in _entries(folder / "train" / wnid / "images")]
-    rows = [line.split("\t")[:2] for line in _lines(folder / "val" / "val_annotations.txt")]
-    test = [(folder / "val" / "images" / file, names[wnid]) for file, wnid in rows]
+    test = _annotated(folder / "val", names)
     return Source(_read_files(train, spec), _read_files(test, spec), tuple(names.values()))
 
 
@@ -200,11 +199,29 @@ def _words(folder: Path) -> dict[str, str]:
     return {wnid: f"{word} {wnid}" if first.count(word) > 1 else word for wnid, word in zip(wnids, first, strict=True)}
 
 
+def _annotated(folder: Path, names: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """The image files of val/ with their labels."""
+    path = folder / "val_annotations.txt"
+    files = []
+    for number, line in _numbered_lines(path):
+        file, wnid, *_ = (*line.split("\t"), "")
+        if wnid not in names:
+            raise DataError(f"{path}, line {number}: the class of {file} is {wnid!r}; allowed: those in wnids.txt")
+        files.append((folder / "images" / file, names[wnid]))
+    return files
+
+
 def _lines(path: Path) -> list[str]:
+    return [line for _, line in _numbered_lines(path)]
+
+
+def _numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """Those that are not empty, counted from 1."""
     try:
-        return [line for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text().splitlines()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected {TINY_IMAGENET} as published") from error
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _read_files(files: Sequence[tuple[Path, str]], spec: ImageSpec) -> Images:
