@@ -73,7 +73,7 @@ def laid_out(images: Tensor, device: torch.device) -> Tensor:
 
 def has_bfloat16() -> bool:
     """Whether the GPU in use computes in bfloat16 itself: older ones emulate it, slower than full precision."""
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -87,6 +87,6 @@ def compiled(see: See) -> See:
     """The same in one piece, compiled by torch.compile when it is first called and once more for an odd last batch."""
     # What was compiled for earlier tasks is never run again, and torch compiles one function only so many times.
     torch.compiler.reset()
-    program = torch.compile(see)
+    program: Callable[..., Tensor] = torch.compile(see)
     # A number would be compiled in, and every step has another one.
     return lambda images, task, sharpness: program(images, task, torch.tensor(sharpness))
