@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,6 +154,19 @@ def load(folder: Path) -> Checkpoint:
         except (SafetensorError, ValueError, OSError) as error:
             problems.append(f"{path}: {error}")
     raise RunError("; ".join(problems) or f"{folder}: no checkpoint yet; nothing was learned there")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A file of a run that cannot be written, be it that the disk is full, is a RunError that says how to go on."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(
+            f"{path}: could not be written ({reason}). What was learned up to the last checkpoint is kept: free some "
+            f"space, then go on with `python -m training.fit --out {path.parent} --resume`"
+        ) from error
 
 
 def write_json(path: Path, content: object) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,16 @@ from serving.preprocess import Limits, decode, to_pixels
 TEST_SHARE = 0.25
 SPLIT_SEED = 0
 """What is held out for testing depends on neither seed nor method, so that runs can be compared."""
+LEAST_TAUGHT, LEAST_TESTED = 2, 1
+"""Images that each class needs: one to train and one to validate with, and one to test on."""
 
 PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
 """What is taught comes from no stranger: any camera's photograph will do, up to what Pillow itself takes for a bomb."""
 TEST_FOLDERS = ("test", "val", "validation")
 """Which folder beside train/ is tested on: the first that is there."""
+MANY = 1000
+"""To read so many files takes long enough to be told."""
+NOWHERE = "a link that leads nowhere, or no file at all"
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +186,7 @@ def _tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
             download_and_extract_archive(TINY_IMAGENET_URL, str(root), md5=TINY_IMAGENET_MD5)
     names = _words(folder)
     train = [(file, name) for wnid, name in names.items() for file in _entries(folder / "train" / wnid / "images")]
-    rows = [line.split("\t")[:2] for line in _lines(folder / "val" / "val_annotations.txt")]
-    test = [(folder / "val" / "images" / file, names[wnid]) for file, wnid in rows]
+    test = _annotated(folder / "val", names)
     return Source(_read_files(train, spec), _read_files(test, spec), tuple(names.values()))
 
 
@@ -194,11 +199,29 @@ def _words(folder: Path) -> dict[str, str]:
     return {wnid: f"{word} {wnid}" if first.count(word) > 1 else word for wnid, word in zip(wnids, first, strict=True)}
 
 
+def _annotated(folder: Path, names: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """The image files of val/ with their labels."""
+    path = folder / "val_annotations.txt"
+    files = []
+    for number, line in _numbered_lines(path):
+        file, wnid, *_ = (*line.split("\t"), "")
+        if wnid not in names:
+            raise DataError(f"{path}, line {number}: the class of {file} is {wnid!r}; allowed: those in wnids.txt")
+        files.append((folder / "images" / file, names[wnid]))
+    return files
+
+
 def _lines(path: Path) -> list[str]:
+    return [line for _, line in _numbered_lines(path)]
+
+
+def _numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """Those that are not empty, counted from 1."""
     try:
-        return [line for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text().splitlines()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected {TINY_IMAGENET} as published") from error
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _read_files(files: Sequence[tuple[Path, str]], spec: ImageSpec) -> Images:
@@ -243,14 +266,33 @@ def _taught_and_tested(train: Images, test: Images, tested: Path) -> Source:
 
 
 def _split_classes(images: Images) -> Source:
-    """Each class on its own: folders that join later must not move an old class's test images into its training."""
+    """Each class on its own: what joins the folder later must not move an old class's images to the other side."""
     classes = tuple(np.unique(images.labels).tolist())
-    own = [images.of([label]) for label in classes]
-    # The only image of a class is tested on, where it may still be an unknown.
-    nothing = images.at(np.arange(0))
-    parts = [each.split(TEST_SHARE, SPLIT_SEED) if len(each) > 1 else (nothing, each) for each in own]
-    train, test = (join(column) for column in zip(*parts, strict=True))
+    is_tested = np.zeros(len(images), bool)
+    for label in classes:
+        index = (images.labels == label).nonzero()[0]
+        is_tested[index] = _tested(images.pixels[index])
+    train, test = (images.at(side.nonzero()[0]) for side in (~is_tested, is_tested))
     return Source(train, test, classes)
+
+
+def _tested(pixels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which images of a class are tested on: those that drew less than TEST_SHARE, whatever others there are.
+
+    Only where that would leave too few on a side, as many of the lowest as leave enough; a single image is tested on,
+    where it may still be an unknown.
+    """
+    lots = np.array([_lot(image) for image in pixels])
+    most = max(len(lots) - LEAST_TAUGHT, LEAST_TESTED)
+    count = min(max(int((lots < TEST_SHARE).sum()), LEAST_TESTED), most)
+    chosen = np.zeros(len(lots), bool)
+    chosen[np.argsort(lots, kind="stable")[:count]] = True
+    return chosen
+
+
+def _lot(pixels: NDArray[np.uint8]) -> float:
+    """What an image draws, in [0, 1): the same each time, and copies of it draw the same."""
+    return int.from_bytes(hashlib.sha256(pixels.tobytes()).digest()[:6], "big") / (1 << 48)
 
 
 def join(parts: Sequence[Images]) -> Images:
@@ -259,13 +301,20 @@ def join(parts: Sequence[Images]) -> Images:
 
 
 def read_folder(root: Path, spec: ImageSpec) -> Images:
-    """Every image of every class folder; a file that is not a readable image is named, skipped and counted."""
+    """Every image of every class folder; what is not a readable image is named and skipped, such files are counted."""
     pixels: list[NDArray[np.uint8]] = []
     labels: list[str] = []
     skipped = 0
-    for folder in _subfolders(root):
-        for file in _entries(folder):
+    _name_dangling_links(root)
+    contents = {folder: _entries(folder) for folder in _subfolders(root)}
+    if (total := sum(map(len, contents.values()))) >= MANY:
+        log.info("reading %d files of %d classes in %s ...", total, len(contents), root)
+    for folder, files in contents.items():
+        before = len(labels)
+        for file in files:
             if not file.is_file():
+                reason = "images in folders within class folders are not read" if file.is_dir() else NOWHERE
+                log.warning("skipped %s: %s", file, reason)
                 continue
             try:
                 pixels.append(to_pixels(decode(file.read_bytes(), PHOTOS), spec))
@@ -274,6 +323,8 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
                 log.warning("skipped %s: %s", file, error)
                 continue
             labels.append(folder.name)
+        if len(labels) == before:
+            log.warning("%s: no readable image, so there is no class %r", folder, folder.name)
     if not labels:
         raise DataError(
             f"{root}: no image in any class folder; expected PNG, JPEG, WebP or BMP files in {root}/<class>/"
@@ -281,6 +332,13 @@ def read_folder(root: Path, spec: ImageSpec) -> Images:
     if skipped:
         log.warning("%s: %d files skipped, %d images read", root, skipped, len(labels))
     return Images(np.stack(pixels), np.array(labels))
+
+
+def _name_dangling_links(root: Path) -> None:
+    """Beside class folders there may be other files, but a link that leads nowhere was to be a class."""
+    for path in _entries(root):
+        if path.is_symlink() and not path.exists():
+            log.warning("skipped %s: %s", path, NOWHERE)
 
 
 def _subfolders(root: Path) -> list[Path]:

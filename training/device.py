@@ -15,6 +15,8 @@ See = Callable[[Tensor, int, float | Tensor], Tensor]
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """glibc's numbers for `mallopt`."""
+MMAP_THRESHOLDS = (1 << 30, 32 << 20)
+"""The largest that is taken is used: glibc up to 2.34 takes no more than 32 MB."""
 IMAGES_SHARE = 0.25
 """Of a GPU's free memory, for the images of a task; activations need the rest."""
 
@@ -32,7 +34,8 @@ def choose_device() -> torch.device:
 def describe(device: torch.device) -> str:
     """The device in words for the log."""
     if device.type == "cuda":
-        return f"CUDA on {torch.cuda.get_device_name(device)}, mixed precision (bfloat16), channels last"
+        precision = "mixed precision (bfloat16)" if has_bfloat16() else "full precision (it has no bfloat16)"
+        return f"CUDA on {torch.cuda.get_device_name(device)}, {precision}, channels last"
     return f"CPU with {torch.get_num_threads()} threads of {os.cpu_count()} cores (no GPU was found)"
 
 
@@ -48,9 +51,10 @@ def prepare(device: torch.device) -> None:
         torch.set_flush_denormal(True)
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc keeps its own ways
             libc = ctypes.CDLL(None)
-            libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-            libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-            libc.mallopt(M_TOP_PAD, 64 << 20)
+            # Any of these calls ends the threshold's growing by itself: without the first, the others would do harm.
+            if any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS):
+                libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+                libc.mallopt(M_TOP_PAD, 64 << 20)
 
 
 def has_room(device: torch.device, size: int) -> bool:
@@ -67,9 +71,14 @@ def laid_out(images: Tensor, device: torch.device) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if device.type == "cuda" else images
 
 
+def has_bfloat16() -> bool:
+    """Whether the GPU in use computes in bfloat16 itself: older ones emulate it, slower than full precision."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
 def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bfloat16 on CUDA only: on some CPUs its matrix product is an illegal instruction."""
-    if device.type == "cuda":
+    """bfloat16 on CUDA only, where the GPU has it: on some CPUs its matrix product is an illegal instruction."""
+    if device.type == "cuda" and has_bfloat16():
         return torch.autocast("cuda", dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
@@ -78,7 +87,7 @@ def compiled(see: See) -> See:
     """The same in one piece, compiled by torch.compile when it is first called and once more for an odd last batch."""
     # What was compiled for earlier tasks is never run again, and torch compiles one function only so many times.
     torch.compiler.reset()
-    program = torch.compile(see)
+    program: Callable[..., Tensor] = torch.compile(see)
     # A number would be compiled in, and every step has another one.
     return lambda images, task, sharpness: program(images, task, torch.as_tensor(sharpness))
 

@@ -184,6 +184,8 @@ def examine(
         log.warning("not measured: %s", problem)
     known, unknown = known_and_unknown(source, run.config)
     unknown = unknown if other_unknown is None else other_unknown
+    # A large network takes minutes for many images.
+    log.info("measuring on %d test images of learned classes and %d unknown ones ...", len(known), len(unknown))
     pixels = [images.pixels for images in (known, unknown) if len(images)]
     said: tuple[SaidByTasks, ...] = ()
     decide: metrics.Decision = judge

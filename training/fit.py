@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import sys
 import time
@@ -16,14 +17,25 @@ import torch
 from models.network import Network
 from training.buffer import Buffer, keep_some
 from training.calibration import Correction, fit_corrections
-from training.checkpoint import METRICS, Checkpoint, Progress, RunError, load, save, write_config, write_json
+from training.checkpoint import (
+    CURRENT,
+    METRICS,
+    Checkpoint,
+    Progress,
+    RunError,
+    load,
+    save,
+    write_config,
+    write_json,
+    writing,
+)
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig, system_title
 from training.datasets import DataError
 from training.decisions import added, choose, cross_entropies
 from training.device import choose_device, describe, prepare, told_if_not_compiled
 from training.evaluate import examine, measure, open_run
-from training.history import Epoch
+from training.history import HISTORY, Epoch
 from training.optimizers import make_optimizer
 from training.plan import Plan, how_to_go_on, make_parser, make_plan
 from training.prediction import learned_logits
@@ -34,7 +46,7 @@ from training.report_page import PAGE, write_page
 from training.representation import learn_features
 from training.sources import Sources
 from training.tasks import TaskData, task_data
-from training.together import first, joined, make_alike, wait
+from training.together import after_the_first, first, joined, make_alike, wait
 from training.tracking import Tracking, check_installed
 
 
@@ -113,6 +125,7 @@ class Learner:
             epochs = self._epochs_left(preset.head.epochs, optimizer)
             losses = fit_head(self.network, task, data, preset.head, preset.augmentation, optimizer, epochs)
             self._run(task, data, epochs, losses, optimizer)
+        self.reporter.say(f"{_title(task, data)}: fitting its detectors to {len(data.train)} images")
         fit_calibration(self.network, task, data.validation)
         seed_everything(self.config.seed, task, "detectors")
         fit_detectors(self.network, task, data)
@@ -148,14 +161,16 @@ class Learner:
     ) -> None:
         """Ask for one loss after another: each epoch starts from its own seed and ends in a checkpoint."""
         phase = self.progress.phase
-        name = f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''}): {phase}"
-        with self.reporter.bar(name, epochs.start, epochs.stop) as bar:
+        with self.reporter.bar(f"{_title(task, data)}: {phase}", epochs.start, epochs.stop) as bar:
             for epoch in epochs:
                 seed_everything(self.config.seed, task, phase, epoch)
                 begun = time.monotonic()
                 loss = next(losses)
+                _check_finite(f"task {task}, {phase}, epoch {epoch + 1}", loss, optimizer)
                 if first():
-                    self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, round(time.monotonic() - begun, 3)))
+                    seconds = round(time.monotonic() - begun, 3)
+                    with writing(self.folder / HISTORY):
+                        self.tracking.epoch(Epoch(task, phase, epoch + 1, loss, seconds))
                 self._save(replace(self.progress, epoch=epoch + 1), optimizer)
                 bar.advance(loss)
 
@@ -164,7 +179,28 @@ class Learner:
         self.progress = replace(progress, seconds=self.progress.seconds + now - self._started)
         self._started = now
         if first():
-            save(self.folder, self.network, optimizer, self.progress, self.buffer)
+            with writing(self.folder / CURRENT):
+                save(self.folder, self.network, optimizer, self.progress, self.buffer)
+
+
+def _title(task: int, data: TaskData) -> str:
+    """A task as a person knows it."""
+    return f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''})"
+
+
+def _check_finite(where: str, loss: float, optimizer: torch.optim.Optimizer) -> None:
+    """Numbers that are none spread to all that is learned after them: no checkpoint may hold them."""
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not math.isfinite(loss):
+        got = f"the loss is {loss}"
+    elif not all(bool(weight.isfinite().all()) for weight in weights):
+        got = "the last step left weights that are no numbers"
+    else:
+        return
+    raise RunError(
+        f"{where}: {got}; allowed: finite numbers. The checkpoint before it is kept, but --resume would come to the "
+        "same end: begin anew in another --out, with another --seed or a smaller learning rate (training/presets.py)"
+    )
 
 
 def fit(
@@ -196,10 +232,12 @@ def fit(
         return
     tested = examine(open_run(folder, device), plan.sources, device)
     result = measure(tested)
-    write_json(folder / METRICS, result)
+    with writing(folder / METRICS):
+        write_json(folder / METRICS, result)
     tracking.measured(result)
     summary(result)
-    write_page(folder, tested, result)
+    with writing(folder / PAGE):
+        write_page(folder, tested, result)
 
 
 def _write_down(plan: Plan) -> None:
@@ -239,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not first():
                 reporter.console.quiet = True
                 logging.getLogger().setLevel(logging.ERROR)
-            plan = make_plan(chosen)
+            plan = after_the_first(lambda: make_plan(chosen))
             words = sys.argv[1:] if arguments is None else arguments
             command = ["python", "-m", "training.fit", *words]
             fit(plan, reporter, command, chosen.log, compiling=chosen.compile)

@@ -58,9 +58,29 @@ def odin_logits(
     device: torch.device,
     scales: Sequence[float] = (),
 ) -> dict[str, NDArray[Any]]:
-    """f_k(x~) / tau of every task side by side, for uint8 images [n, height, width, channels]."""
+    """f_k(x~) / tau of every task side by side, for uint8 images [n, height, width, channels].
+
+    `scales` are the corrections' of the tasks; of the first ones only: what these said when there were no others.
+    """
     grids = odin_grid(network, pixels, odin.temperature, (odin.epsilon,), device, scales)
     return {"logits": grids[0]}
+
+
+def odin_logits_then(
+    network: Network,
+    pixels: NDArray[np.uint8],
+    odin: Odin,
+    device: torch.device,
+    history: Sequence[Sequence[float]],
+) -> dict[str, NDArray[Any]]:
+    """The same with the scales after the last task, and beside them `logits_then` [n, classes, tasks]: after each.
+
+    A scale changes the step as well, so those of an earlier time cannot be had from the last ones.
+    """
+    stages = [odin_logits(network, pixels, odin, device, scales)["logits"] for scales in history]
+    classes = stages[-1].shape[1]
+    padded = [np.pad(logits, ((0, 0), (0, classes - logits.shape[1]))) for logits in stages]
+    return {"logits": stages[-1], "logits_then": np.stack(padded, axis=2)}
 
 
 @torch.no_grad()
@@ -76,7 +96,7 @@ def odin_grid(
     network.eval()
     every = to_device(pixels, device)
     columns: list[list[NDArray[Any]]] = [[] for _ in epsilons]
-    for task in range(len(network.heads)):
+    for task in range(len(scales) or len(network.heads)):
         scale = scales[task] if scales else 1.0
         parts: list[list[Tensor]] = [[] for _ in epsilons]
         for part in every.split(BATCH):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from training.checkpoint import RunError, load, read_config, started
 from training.config import LOSSES, METHODS, Lesson, RunConfig
-from training.datasets import DataError, kind_of, load_source
+from training.datasets import LEAST_TAUGHT, LEAST_TESTED, DataError, kind_of, load_source
 from training.history import without_secrets
 from training.presets import PRESETS, choose_preset
 from training.sources import Sources
-from training.tasks import LEAST_TAUGHT, LEAST_TESTED, check_classes, check_new, in_tasks_of, parse_tasks, too_few
+from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
 from training.tracking import TRACKERS
 from training.unknowns import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 

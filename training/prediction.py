@@ -23,7 +23,7 @@ from training.config import RunConfig
 from training.datasets import DataError
 from training.likelihood_ratio import LikelihoodRatio, RatioSays
 from training.metrics import Decision, mean_of, task_auroc
-from training.odin import EPSILONS, TEMPERATURES, Odin, odin_grid, odin_logits
+from training.odin import EPSILONS, TEMPERATURES, Odin, odin_grid, odin_logits, odin_logits_then
 from training.sources import Sources
 from training.task_prediction import DEFINITIONS, ODIN, TaskPredictor, fit_exponents, log_detector, with_settings
 from training.tasks import task_data, to_device, to_unit
@@ -168,13 +168,17 @@ class ReaderMaker:
         return Reader(says, decide, {"prediction": TPL})
 
     def _odin(self, reading: Reading) -> Reader:
-        scales = [own.scale for own in self.corrections[-1]] if reading.is_corrected else []
+        history = [[own.scale for own in then] for then in self.corrections] if reading.is_corrected else []
+        scales = history[-1] if history else []
         odin = reading.odin or self._choose_odin(scales)
 
         def says(pixels: NDArray[np.uint8]) -> Outputs:
-            return odin_logits(self.network, pixels, odin, self.device, scales)
+            if history:
+                return odin_logits_then(self.network, pixels, odin, self.device, history)
+            return odin_logits(self.network, pixels, odin, self.device)
 
-        predictor = TaskPredictor(ODIN).remembering(says(self.held.pixels), self.rule)
+        held = odin_logits(self.network, self.held.pixels, odin, self.device, scales)
+        predictor = TaskPredictor(ODIN).remembering(held, self.rule)
         about = {"prediction": reading.name, "temperature": odin.temperature, "epsilon": odin.epsilon}
         return Reader(says, predictor, about)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,27 +13,43 @@ from rich.table import Table
 
 from training.config import system_title
 
+SILENCE = 60.0
+"""After so many seconds without a word, a log that has no bar to watch gets a line."""
+
 
 class EpochBar:
     """Advances by one epoch at a time and shows the loss."""
 
-    def __init__(self, progress: Progress, name: str, done: int, total: int) -> None:
+    def __init__(self, progress: Progress, name: str, done: int, total: int, mention: Callable[[str], None]) -> None:
         self._progress = progress
         self._bar = progress.add_task(name, total=total, completed=done, loss="")
+        self._name, self._done, self._total = name, done, total
+        self._mention = mention
 
     def advance(self, loss: float) -> None:
+        self._done += 1
         self._progress.update(self._bar, advance=1, loss=f"loss {loss:.3f}")
+        if self._done < self._total:
+            self._mention(f"{self._name} {self._done}/{self._total} loss {loss:.3f}")
 
 
 class Reporter:
-    """Progress bars on a terminal; a line a phase where there is none, so that logs stay readable."""
+    """Progress bars on a terminal; where there is none, a line a phase and one a minute, so that logs stay readable."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = Console(stderr=True)
+        self._clock = clock
+        self._spoke = clock()
 
     def say(self, text: str) -> None:
         # One line, as it is: what it says may be a command to be copied.
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._spoke = self._clock()
+
+    def _mention(self, text: str) -> None:
+        """Say it where nobody sees a bar and nothing was said for a while."""
+        if not self.console.is_terminal and self._clock() - self._spoke >= SILENCE:
+            self.say(text)
 
     @contextmanager
     def bar(self, name: str, done: int, total: int) -> Iterator[EpochBar]:
@@ -45,8 +62,9 @@ class Reporter:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
+        self._spoke = self._clock()
         with Progress(*columns, console=self.console) as progress:
-            yield EpochBar(progress, name, done, total)
+            yield EpochBar(progress, name, done, total, self._mention)
 
 
 def _percent(value: float | None) -> str:

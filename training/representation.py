@@ -21,9 +21,17 @@ from training.tasks import Batchable, TaskData
 from training.together import Share, add_up_gradients, own_draws
 
 
-def batches(data: Batchable, size: int) -> Iterator[tuple[Tensor, Tensor, Share]]:
+def batch_sizes(total: int, size: int, least: int = 1) -> list[int]:
+    """How many images each batch of an epoch has; a last one of fewer than `least` joins the one before it."""
+    sizes = [min(size, total - start) for start in range(0, total, size)]
+    if len(sizes) > 1 and sizes[-1] < least:
+        sizes[-2:] = [sizes[-2] + sizes[-1]]
+    return sizes
+
+
+def batches(data: Batchable, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor, Share]]:
     """The data once, in random order: images in [0, 1] and classes, of each batch the share of this process."""
-    parts = torch.randperm(len(data)).split(size)
+    parts = torch.randperm(len(data)).split(batch_sizes(len(data), size, least))
     shares = [Share.of(len(part)) for part in parts]
     own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
     for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
@@ -54,12 +62,14 @@ def learn_features(
     protection = Protection(network)
     masks, trainable = network.unit_masks(), network.trainable(task)
     weight = how.sparsity_first if task == 0 else how.sparsity_later
-    count = -(-len(data.train) // how.batch_size)
+    # A norm finds no variance in the one pixel that a small image may end as; CSI shows it eight views of each.
+    least = 2 if how.loss == "ce" else 1
+    count = len(batch_sizes(len(data.train), how.batch_size, least))
     device = data.train.device
     for epoch in epochs:
         # On the device: asking for the loss of every step would wait for the GPU every time.
         total = torch.zeros((), dtype=torch.float64, device=device)
-        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size, least)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
             # One batch is first and last at once: there the epochs of the task take the place of an epoch's batches.

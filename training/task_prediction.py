@@ -178,10 +178,12 @@ class TaskPredictor:
 
     def logits(self, outputs: Outputs, rule: Rule) -> Array:
         """The logits that are read: corrected as they were when so many tasks were learned."""
-        logits: Array = np.asarray(outputs["logits"], dtype=np.float64)
+        stage = len(rule.tasks) - 1
+        said = outputs["logits_then"][:, :, stage] if "logits_then" in outputs else outputs["logits"]
+        logits: Array = np.asarray(said, dtype=np.float64)
         if not self.corrections:
             return logits
-        return corrected(logits, self.corrections[len(rule.tasks) - 1], rule.task_of_class)
+        return corrected(logits, self.corrections[stage], rule.task_of_class)
 
     def detectors(self, outputs: Outputs, rule: Rule) -> Detectors:
         """P'_k of every task, which TP is made from."""

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig, Tasks
-from training.datasets import DataError, Images, Source
+from training.datasets import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 from training.device import has_room
 
 _LABEL = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^,;]*?))\s*([,;]|$)')
 """A label in double quotes, doubled within, or one without commas and semicolons; and what comes after it."""
-LEAST_TAUGHT, LEAST_TESTED = 2, 1
-"""Images that each class needs: one to train and one to validate with, and one to test on."""
 
 
 @dataclass(frozen=True)

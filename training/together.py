@@ -8,9 +8,11 @@ alone is the same code with a share that is the whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,10 @@ from torch import distributed as dist
 from models.joint import processes, summed
 from training.device import choose_device
 from training.randomness import seed_everything
+
+Made = TypeVar("Made")
+PATIENCE = timedelta(hours=2)
+"""How long processes wait for the first one to fetch and read its images; of one that dies torchrun tells at once."""
 
 
 @contextmanager
@@ -30,7 +36,7 @@ def joined() -> Iterator[None]:
     device = choose_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield
     finally:
@@ -51,6 +57,31 @@ def wait() -> None:
     """Until every process has come this far."""
     if processes() > 1:
         dist.barrier()
+
+
+def after_the_first(make: Callable[[], Made]) -> Made:
+    """What every process makes for itself, the first one before the others: what it fetches they find there."""
+    if not first():
+        if not _told_by_the_first():
+            raise ValueError(f"process {number()} stops: the first process could not begin, and says why")
+        return make()
+    try:
+        made = make()
+    except BaseException:
+        with suppress(RuntimeError):  # where the others are gone already, nobody has to be told
+            _told_by_the_first(False)
+        raise
+    _told_by_the_first(True)
+    return made
+
+
+def _told_by_the_first(word: bool = False) -> bool:
+    """The first process's word, in every process."""
+    if processes() == 1:
+        return word
+    told = torch.tensor([int(word)], device=choose_device())
+    dist.broadcast(told, src=0)
+    return bool(told.item())
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ They are forked from this process, so that the imports, which take longer than a
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,44 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tests.helpers import adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
+from models.network import Network
+from tests.helpers import FEATURES, adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
 from training import fit, representation
-from training.together import joined, number
+from training.augment import Augmentation
+from training.checkpoint import RunError
+from training.classifier import fit_calibration, fit_detectors
+from training.representation import learn_features
+from training.tasks import TaskData
+from training.together import after_the_first, joined, number
 
 METHODS = ("hat", "sup")
-CASES = (("hat", "convnet"), ("hat", "resnet18"), ("sup", "convnet"))
-"""Methods and backbones; all with norms."""
+CASES = (
+    ("hat", "convnet", "csi"),
+    ("hat", "resnet18", "csi"),
+    ("sup", "convnet", "csi"),
+    ("hat", "convnet", "ce"),
+)
+"""Methods, backbones and losses; all with norms."""
 UNEVEN = 11
 """Of the tiny preset's 12 images a task: the last batch is a single image, and one of two processes has none."""
 
 
-def learned(method: str, backbone: str) -> dict[str, Any]:
+def learn_by_cross_entropy(network: Network, data: TaskData) -> None:
+    """A whole task, as training.fit learns it with --loss ce."""
+    task = network.add_task(data.classes)
+    how = replace(FEATURES, loss="ce")
+    list(learn_features(network, task, data, how, Augmentation(), adam(network.trainable(task)), range(how.epochs)))
+    network.finish(task)
+    network.eval()
+    fit_calibration(network, task, data.validation)
+    fit_detectors(network, task, data)
+
+
+def learned(method: str, backbone: str, kind: str) -> dict[str, Any]:
     """Two tasks on odd batches: every loss and gradient, the network, and how task 0 answers before and after."""
     gradients: list[Tensor] = []
     losses: list[Tensor] = []
-    real_add, real_loss = representation.add_up_gradients, representation.supervised_contrastive
+    real_add, real_loss = representation.add_up_gradients, representation._loss
 
     def add(parameters: list[nn.Parameter]) -> None:
         real_add(parameters)
@@ -39,16 +63,17 @@ def learned(method: str, backbone: str) -> dict[str, Any]:
         losses.append(real_loss(*arguments))
         return losses[-1]
 
-    network = tiny_network(method, backbone)
+    network = tiny_network(method, backbone, **({} if kind == "csi" else {"rotations": 1, "projection": 0}))
+    learn = learn_task if kind == "csi" else learn_by_cross_entropy
     channels = network.config.channels
     images = random_images(4, channels, seed=9)
     answers = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(representation, "add_up_gradients", add)
-        patch.setattr(representation, "supervised_contrastive", loss)
+        patch.setattr(representation, "_loss", loss)
         for task in range(2):
             torch.manual_seed(task)
-            learn_task(network, tiny_task(channels, seed=task), adam)
+            learn(network, tiny_task(channels, seed=task))
             with torch.no_grad():
                 answers.append(list(network.eval().said(images, 0).values()))
     return {
@@ -65,9 +90,34 @@ def whole_run(folder: Path, method: str, *more: str) -> int:
         return fit.main(["--out", str(folder), *(more or ("--method", method))])
 
 
+def in_turn(folder: Path) -> dict[str, Any]:
+    """What a process sees of the first one's slow work, and of a first one that cannot plan its run."""
+    fetched = folder / "fetched"
+
+    def fetch() -> bool:
+        was_there = fetched.exists()
+        if number() == 0:
+            time.sleep(0.3)
+            fetched.touch()
+        return was_there
+
+    planned: list[int] = []
+
+    def refuse(*_: Any) -> None:
+        planned.append(number())
+        raise RunError("no images")
+
+    was_there = after_the_first(fetch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "make_plan", refuse)
+        code = fit.main([])
+    return {"found it there": was_there, "code": code, "planned": planned}
+
+
 def in_each(folder: Path) -> int:
     with joined():
         torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{number()}.pt")
+        torch.save(in_turn(folder), folder / f"turn-{number()}.pt")
         # The second process gets folders of its own, in which nothing must appear.
         for method in METHODS:
             if code := whole_run(folder / f"{method}-{number()}", method):

@@ -12,6 +12,7 @@ from PIL import Image
 from serving.bundle import ImageSpec
 from serving.preprocess import LIMITS
 from tests.helpers import TINY_PRESET
+from training import datasets
 from training.config import Lesson, RunConfig
 from training.datasets import DataError, Images, kind_of, load_source, read_folder
 from training.evaluate import known_and_unknown
@@ -28,6 +29,21 @@ def write_images(root: Path, counts: Mapping[str, int]) -> Path:
         for number in range(count):
             Image.new("RGB", (10, 8), COLOURS[label]).save(root / label / f"{number}.png")
     return root
+
+
+def write_noise(root: Path, counts: Mapping[str, int], seed: int = 0, prefix: str = "") -> Path:
+    """The same of images that all differ."""
+    generator = np.random.default_rng(seed)
+    for label, count in counts.items():
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{prefix}{number}.png")
+    return root
+
+
+def as_set(images: Images) -> set[bytes]:
+    return {pixels.tobytes() for pixels in images.pixels}
 
 
 def numbered(counts: Mapping[str, int]) -> Images:
@@ -140,6 +156,37 @@ def test_files_that_are_no_images_are_named_whatever_they_are_called(
     for name in ("notes.txt", "movie.gif", "photo.png"):
         assert f"skipped {tmp_path / 'red' / name}: " in caplog.text
     assert "3 files skipped, 1 images read" in caplog.text
+
+
+def test_what_a_folder_seems_to_hold_and_does_not_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path, {"red": 1})
+    write_images(tmp_path / "nested", {"blue": 2})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.png").write_bytes(b"no image")
+    for link in (tmp_path / "gone", tmp_path / "red" / "gone.png"):
+        link.symlink_to(tmp_path / "unplugged")
+    assert read_folder(tmp_path, SPEC).labels.tolist() == ["red"]
+    said = [record.getMessage() for record in caplog.records]
+    for name in ("nested", "empty", "broken"):
+        assert f"{tmp_path / name}: no readable image, so there is no class {name!r}" in said
+    assert f"skipped {tmp_path / 'nested' / 'blue'}: images in folders within class folders are not read" in said
+    for name in ("gone", "red/gone.png"):
+        assert f"skipped {tmp_path / name}: a link that leads nowhere, or no file at all" in said
+    assert not any(f"{tmp_path / 'red'}: " in each for each in said)
+
+
+def test_a_large_folder_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(datasets, "MANY", 4)
+    write_images(tmp_path, {"red": 2, "blue": 1})
+    with caplog.at_level(logging.INFO):
+        read_folder(tmp_path, SPEC)
+        assert caplog.text == ""
+        write_images(tmp_path, {"blue": 2})
+        read_folder(tmp_path, SPEC)
+    assert f"reading 4 files of 2 classes in {tmp_path} ..." in caplog.text
 
 
 def test_a_class_that_joins_the_folder_later_moves_no_test_image(tmp_path: Path) -> None:
@@ -256,11 +303,53 @@ def test_a_photograph_larger_than_the_server_takes_is_learned_from(tmp_path: Pat
 
 @pytest.mark.parametrize("inside", ["", "train"])
 def test_a_folder_without_test_images_is_split(tmp_path: Path, inside: str) -> None:
-    write_images(tmp_path / inside, {"red": 8, "green": 4})
+    write_noise(tmp_path / inside, {"red": 120, "green": 80})
     source = load_source("folder", SPEC, str(tmp_path))
-    assert counted(source.train) == {"red": 6, "green": 3}
-    assert counted(source.test) == {"red": 2, "green": 1}
+    for label, count in {"red": 120, "green": 80}.items():
+        taught, tested = as_set(source.train.of([label])), as_set(source.test.of([label]))
+        assert len(taught | tested) == len(taught) + len(tested) == count
+        assert 0.15 < len(tested) / count < 0.35
+    assert 0.2 < len(source.test) / 200 < 0.3
     assert source.classes == ("green", "red")
+
+
+def test_an_image_stays_on_its_side_when_others_join_its_class(tmp_path: Path) -> None:
+    write_noise(tmp_path, {"red": 40})
+    before = load_source("folder", SPEC, str(tmp_path))
+    for seed, prefix in enumerate(("a", "0", "z")):
+        write_noise(tmp_path, {"red": 3}, seed=1 + seed, prefix=prefix)
+        after = load_source("folder", SPEC, str(tmp_path))
+        assert as_set(before.train) <= as_set(after.train)
+        assert as_set(before.test) <= as_set(after.test)
+    assert len(after.train) + len(after.test) == 49
+
+
+def test_an_image_stays_on_its_side_when_another_is_gone_or_has_another_name(tmp_path: Path) -> None:
+    write_noise(tmp_path, {"red": 40})
+    before = load_source("folder", SPEC, str(tmp_path))
+    (tmp_path / "red" / "0.png").unlink()
+    (tmp_path / "red" / "1.png").rename(tmp_path / "red" / "x.png")
+    after = load_source("folder", SPEC, str(tmp_path))
+    assert as_set(after.train) <= as_set(before.train)
+    assert as_set(after.test) <= as_set(before.test)
+
+
+def test_copies_of_an_image_are_on_one_side(tmp_path: Path) -> None:
+    write_noise(tmp_path, {"red": 20})
+    write_noise(tmp_path, {"red": 20}, prefix="copy")
+    source = load_source("folder", SPEC, str(tmp_path))
+    assert len(source.train) + len(source.test) == 40
+    assert not as_set(source.train) & as_set(source.test)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_small_class_has_one_image_to_test_on_and_two_to_learn_from(seed: int, tmp_path: Path) -> None:
+    counts = {"two": 2, "three": 3, "four": 4, "five": 5}
+    source = load_source("folder", SPEC, str(write_noise(tmp_path, counts, seed)))
+    taught, tested = counted(source.train), counted(source.test)
+    assert {label: taught[label] + tested[label] for label in counts} == counts
+    assert (taught["two"], taught["three"]) == (1, 2)
+    assert min(taught["four"], taught["five"]) >= 2
 
 
 def test_missing_data_is_said_in_words(tmp_path: Path) -> None:

@@ -221,3 +221,14 @@ def test_a_tiny_imagenet_that_lacks_a_file_says_which(tmp_path: Path) -> None:
         DataError, match=r"val_annotations\.txt: cannot be read .*expected tiny-imagenet-200 as published"
     ):
         load_source("tinyimagenet", SMALL, str(folder))
+
+
+@pytest.mark.parametrize(("line", "got"), [("val_9.JPEG\tn77\t0\t0\t63\t63", "n77"), ("val_9.JPEG", "")])
+def test_a_class_that_tiny_imagenet_does_not_list_is_named_with_its_line(line: str, got: str, tmp_path: Path) -> None:
+    folder = write_tiny_imagenet(tmp_path / datasets.TINY_IMAGENET)
+    with (folder / "val" / "val_annotations.txt").open("a") as file:
+        file.write(f"\n{line}\n")
+    with pytest.raises(
+        DataError, match=rf"val_annotations\.txt, line 5: the class of val_9\.JPEG is '{got}'; allowed: .*wnids\.txt"
+    ):
+        load_source("tinyimagenet", SMALL, str(tmp_path))

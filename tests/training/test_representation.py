@@ -14,7 +14,7 @@ from tests.helpers import FEATURES, HEAD, learn_task, tiny_network, tiny_task
 from training.augment import Augmentation
 from training.classifier import fit_head
 from training.config import FeatureLearning
-from training.representation import learn_features
+from training.representation import batch_sizes, learn_features
 
 QUARTERS_OF_A_COSINE = [(1 + math.cos(math.pi * share)) / 2 for share in (0.125, 0.375, 0.625, 0.875)]
 """The rate in the middle of each of four steps."""
@@ -82,6 +82,38 @@ def test_sharpness_runs_from_soft_to_hard(
     masks = len(tiny_network("hat").unit_masks())
     assert [sharpness for sharpness, _ in seen] == [pytest.approx(each) for each in expected for _ in range(masks)]
     assert {maximum for _, maximum in seen} == {100.0}
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "least", "expected"),
+    [
+        (7, 3, 1, [3, 3, 1]),
+        (7, 3, 2, [3, 4]),
+        (8, 3, 2, [3, 3, 2]),
+        (6, 3, 2, [3, 3]),
+        (4, 3, 2, [4]),
+        (1, 3, 2, [1]),
+        (2, 1, 2, [2]),
+    ],
+)
+def test_a_last_batch_that_is_too_small_joins_the_one_before_it(
+    total: int, size: int, least: int, expected: list[int]
+) -> None:
+    assert batch_sizes(total, size, least) == expected
+
+
+def test_cross_entropy_learns_from_a_number_of_images_that_leaves_one_over() -> None:
+    # The residual network's last maps of an image of 8x8 are a single pixel.
+    network = tiny_network("hat", "resnet18", rotations=1, projection=0)
+    network.add_task(2)
+    how = replace(FEATURES, loss="ce", batch_size=5)
+    optimizer = Watched(network.trainable(0), how.lr)
+    data = tiny_task(3)
+    assert len(data.train) % how.batch_size == 1
+    losses = list(learn_features(network, 0, data, how, Augmentation(), optimizer, range(how.epochs)))
+    assert all(math.isfinite(loss) for loss in losses)
+    # One batch an epoch: the learning rate and the gates go their way to the end all the same.
+    assert optimizer.rates == pytest.approx([how.lr * (1 + math.cos(math.pi * share)) / 2 for share in (0.25, 0.75)])
 
 
 def watched_features(network: Network, task: int, how: FeatureLearning) -> Watched:

@@ -24,7 +24,7 @@ from training.tasks import Batchable
 from training.together import Share
 
 ROOT = Path(__file__).parents[2]
-Learned = dict[tuple[str, str], dict[str, Any]]
+Learned = dict[tuple[str, str, str], dict[str, Any]]
 
 
 class Both(NamedTuple):
@@ -55,10 +55,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)], alone)
 
 
-@pytest.mark.parametrize(("method", "backbone"), CASES)
-def test_losses_and_gradients_are_those_of_the_joint_batch(method: str, backbone: str, both: Both) -> None:
-    alone = both.alone[method, backbone]
-    one, other = (process[method, backbone] for process in both.learned)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_losses_and_gradients_are_those_of_the_joint_batch(case: tuple[str, str, str], both: Both) -> None:
+    alone = both.alone[case]
+    one, other = (process[case] for process in both.learned)
     steps = len(alone["losses"])
     assert steps == len(one["losses"]) == 8
     # Only the first step starts from the very same weights: Adam makes much of what the steps before it rounded.
@@ -74,9 +74,9 @@ def test_losses_and_gradients_are_those_of_the_joint_batch(method: str, backbone
     assert sum(bool(gradient.any()) for gradient in wanted) > len(wanted) / 2
 
 
-@pytest.mark.parametrize(("method", "backbone"), CASES)
-def test_both_processes_have_the_same_network_and_forget_nothing(method: str, backbone: str, both: Both) -> None:
-    one, other = (process[method, backbone] for process in both.learned)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_both_processes_have_the_same_network_and_forget_nothing(case: tuple[str, str, str], both: Both) -> None:
+    one, other = (process[case] for process in both.learned)
     assert_same_tensors(one["network"], other["network"])
     before, after = one["answers"]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
@@ -90,6 +90,12 @@ def test_a_whole_run_ends_as_that_of_one_process(method: str, both: Both) -> Non
 
 def test_only_the_first_process_writes(both: Both) -> None:
     assert not list(both.folder.glob("*-1"))
+
+
+def test_the_first_process_begins_alone_and_the_others_after_it_or_not_at_all(both: Both) -> None:
+    one, other = (torch.load(both.folder / f"turn-{number}.pt") for number in range(2))
+    assert one == {"found it there": False, "code": 2, "planned": [0]}
+    assert other == {"found it there": True, "code": 2, "planned": []}
 
 
 def test_a_run_that_one_process_began_is_resumed_by_two(both: Both) -> None:

@@ -1,0 +1,67 @@
+"""What a person hears of a run while it learns."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.helpers import use_tiny_preset
+from training import fit
+from training.report import SILENCE, Reporter
+
+
+class Clock:
+    """Stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of_a_phase(capsys: pytest.CaptureFixture[str], seconds: list[float], *, terminal: bool = False) -> list[str]:
+    """What is said while epochs that take so long are learned, up to the first line of the bar itself."""
+    clock = Clock()
+    reporter = Reporter(clock)
+    if terminal:
+        reporter.console = Console(stderr=True, force_terminal=True, width=120)
+    with reporter.bar("task 0 (a, b): features", 0, len(seconds)) as bar:
+        for epoch, each in enumerate(seconds):
+            clock.now += each
+            bar.advance(2.0 - epoch)
+        return capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_a_long_phase_says_a_line_about_every_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines_of_a_phase(capsys, [SILENCE / 2] * 5)
+    assert said == ["task 0 (a, b): features 2/5 loss 1.000", "task 0 (a, b): features 4/5 loss -1.000"]
+
+
+def test_a_short_phase_says_nothing_before_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    # The bar has the last word: it shows the last epoch itself.
+    assert lines_of_a_phase(capsys, [1.0, 2.0, SILENCE]) == []
+
+
+def test_on_a_terminal_the_bar_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    said = lines_of_a_phase(capsys, [SILENCE] * 3, terminal=True)
+    assert "task 0 (a, b): features 1/3 loss 2.000" not in said
+    assert any("features" in line for line in said)
+
+
+def test_what_takes_long_after_the_epochs_is_announced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    use_tiny_preset(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert fit.main(["--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "task 0 (zero, one): fitting its detectors to 12 images\n" in said
+    assert "task 1 (two, three): fitting its detectors to 12 images\n" in said
+    assert "measuring on 20 test images of learned classes and 5 unknown ones ..." in caplog.text
