@@ -31,13 +31,13 @@ RUNS = {"digits": "BENCH_DIGITS_RUN", "mnist-5t-cpu": "BENCH_MNIST_RUN"}
 @pytest.mark.parametrize("name", RUNS)
 def test_whole_numbers_keep_what_was_learned(name: str, report: Report, tmp_path: Path) -> None:
     folder = finished_run(name, tmp_path / "run")
-    config = open_run(folder, torch.device("cpu")).config
-    assert config.preset.name == name
+    run = open_run(folder, torch.device("cpu"))
+    assert run.config.preset.name == name
     # Refused if the validation images do not agree as they must.
     export(folder, tmp_path / "bundle", precisions=("fp32", "int8"))
     bundle = load_bundle(tmp_path / "bundle")
     rows = []
-    for kind, images in (("validation", gather(config)), ("test", images_of_tests(config))):
+    for kind, images in (("validation", gather(run)), ("test", images_of_tests(run.config))):
         exact, got = (Whole(bundle.path, each).ask([Question(images.pixels)])[0] for each in ("fp32", "int8"))
         found = verify_precision("int8", exact, got, bundle.rule, images)
         for measure, unit in MEASURES.items():

@@ -135,12 +135,12 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learned]:
     folder = tmp_path_factory.mktemp("twenty")
     with guises_known():
         learn_twenty_tasks(folder / "run")
-        config = open_run(folder / "run", choose_device()).config
+        run = open_run(folder / "run", choose_device())
         bundles = [folder / name for name in ("full", "cascaded")]
         for bundle, cascade in zip(bundles, ("off", "auto"), strict=True):
             _, manifest = export(folder / "run", bundle, precisions=("fp32", "int8"), cascade=cascade)
-        test = guised_digits(config.preset.image).test.pixels
-        yield Learned(*bundles, gather(config), test, manifest.cascade)
+        test = guised_digits(run.config.preset.image).test.pixels
+        yield Learned(*bundles, gather(run), test, manifest.cascade)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
