@@ -21,6 +21,7 @@ if __name__ == "__main__":
     import_late("_bentoml_impl.server.serving", "serve_http")
     # No page of ours is a WebSocket.
     uvicorn.config.WS_PROTOCOLS["auto"] = None
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = "serving.protocol:BoundedProtocol"
 
     from _bentoml_impl.worker.service import main
 
