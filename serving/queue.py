@@ -95,9 +95,8 @@ class InferenceQueue:
         for thread in self._threads:
             thread.start()
 
-    @contextlib.contextmanager
-    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
-        """Room for so many images until the block ends, or a BusyError at once; `own` are of the same request."""
+    def check_room(self, images: int = 1, *, own: int = 0) -> None:
+        """A BusyError if so many more do not fit in; `own` are of the same request."""
         # More than fit are still taken when there is nothing else to do: they could never be answered otherwise.
         if self.depth > own and self.depth + images > self._limit:
             raise BusyError(
@@ -106,6 +105,11 @@ class InferenceQueue:
                 allowed=f"{self._limit} images at a time in this worker",
                 retry_after=max(1, math.ceil(self.depth * self._seconds_an_image)),
             )
+
+    @contextlib.contextmanager
+    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
+        """Room for so many images until the block ends, or a BusyError at once."""
+        self.check_room(images, own=own)
         self.depth += images
         try:
             yield
