@@ -151,6 +151,25 @@ def test_sigterm_finishes_what_was_accepted_and_ends(bundle: Path, tmp_path: Pat
         assert server.process.wait(timeout=20) == 0
 
 
+def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_path: Path) -> None:
+    """Answers that fill all buffers on the way to it are never sent; the deadline ends the wait for that."""
+    with (
+        serving(tmp_path / "home", bundle, settings={"OPENWORLD_DEADLINE": "0.5"}) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection,
+    ):
+        connection.setblocking(False)
+        ask = b"GET /docs.json HTTP/1.1\r\nHost: x\r\n\r\n"
+        with contextlib.suppress(BlockingIOError):
+            # Far more than a socket takes in, and few enough for a server that reads them all.
+            for _ in range(1000):
+                connection.send(ask)
+        eventually(lambda: server.log.read_text().count("/docs.json") > 10)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=20) == 0
+        assert time.monotonic() - started < 15
+
+
 def _refused(server: Server) -> bool:
     """Whether a new connection gets no answer: it is not accepted any more."""
     try:
