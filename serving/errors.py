@@ -99,6 +99,10 @@ class UnreadableFileError(RequestError):
 class MethodError(RequestError):
     status, code = 405, "method_not_allowed"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"allow": self.allowed}
+
 
 class SwapError(RequestError):
     """Nothing is wrong with the bundle itself."""
