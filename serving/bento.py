@@ -66,7 +66,10 @@ class LeanService(Service):
         factory = _lean_factory(traced=Settings.from_environment().tracing)(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
-        return type(self).around(factory())
+        app = factory()
+        # As for our own pages.
+        app.router.redirect_slashes = False
+        return type(self).around(app)
 
 
 def _lean_factory(*, traced: bool) -> type[Any]:

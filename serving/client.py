@@ -227,7 +227,8 @@ class AsyncClient:
         request_id: str | None = None,
     ) -> Answer:
         """What an image shows, or that it is unknown."""
-        return await self._result(self._asks.predict(image, request_id, {"task": task, "alpha": alpha, "top": top}))
+        parameters = {"task": task, "alpha": alpha, "top": top}
+        return await self._result(self._asks.predict(await _apart(image), request_id, parameters))
 
     async def predict_many(
         self,
@@ -242,7 +243,8 @@ class AsyncClient:
         if not images:
             return []
         parameters = {"task": task, "alpha": alpha, "top": top}
-        return await self._result(self._asks.predict_many(images, request_id, parameters))
+        files = [await _apart(image) for image in images]
+        return await self._result(self._asks.predict_many(files, request_id, parameters))
 
     async def model(self) -> ModelDescription:
         """What is being served."""
@@ -303,6 +305,11 @@ def _file(image: Picture) -> bytes:
     stored = io.BytesIO()
     upright.save(stored, "PNG", compress_level=1)
     return stored.getvalue()
+
+
+async def _apart(image: Picture) -> bytes:
+    """The same in a thread: a disk or an encoder would hold up everything else on the event loop."""
+    return image if isinstance(image, bytes) else await asyncio.to_thread(_file, image)
 
 
 def _read(model: type[Body], response: httpx.Response) -> Body:

@@ -169,7 +169,7 @@ def _translated(exchange: Exchange, headers: dict[bytes, bytes]) -> RequestError
     if exchange.status == 404:
         return _no_page(exchange.path)
     if exchange.status == 405:
-        allowed = headers.get(b"allow", b"another method").decode()
+        allowed = headers.get(b"allow", b"").decode()
         return MethodError("the page takes another method", got=exchange.method, allowed=allowed)
     if exchange.status < 500:
         got = f"{exchange.method} {exchange.path}"

@@ -9,6 +9,7 @@
     413  too many bytes, pixels or images
     415  not a kind of thing that is read here
     422  well-formed, but its content cannot be used
+    431  too many bytes of headers
     500  the model or the server failed, not the caller
     503  too much to do; the same request may be sent again after Retry-After seconds
     504  not answered before the deadline
@@ -23,6 +24,11 @@ from typing import ClassVar, Self
 LONGEST_ECHO = 200
 
 
+def shortened(text: str) -> str:
+    """What a caller made up, for an answer or a log."""
+    return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}..."
+
+
 class RequestError(Exception):
     """A request that gets no answer; the server goes on."""
 
@@ -30,7 +36,7 @@ class RequestError(Exception):
     code: ClassVar[str]
 
     def __init__(self, problem: str, *, got: str, allowed: str) -> None:
-        shown = got if len(got) <= LONGEST_ECHO else f"{got[:LONGEST_ECHO]}..."
+        shown = shortened(got)
         super().__init__(f"{problem}: got {shown}; allowed: {allowed}")
         self.got = shown
         self.allowed = allowed
@@ -92,6 +98,10 @@ class UnreadableFileError(RequestError):
 
 class MethodError(RequestError):
     status, code = 405, "method_not_allowed"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"allow": self.allowed}
 
 
 class SwapError(RequestError):
@@ -156,6 +166,12 @@ class ClientGoneError(RequestError):
     """Nobody is left to read the answer; the status is for the log alone."""
 
     status, code = 499, "client_gone"
+
+
+class HeadTooLargeError(RequestError):
+    """There is no request yet, nor whoever would count it."""
+
+    status, code = 431, "head_too_large"
 
 
 class OutputError(RequestError):

@@ -15,6 +15,8 @@ import warnings
 from functools import lru_cache
 from typing import TextIO
 
+from serving.errors import shortened
+
 PERIOD = 0.25
 """Seconds between two writes of lines about requests."""
 
@@ -71,6 +73,7 @@ class RequestLog:
     def add(self, request_id: str, method: str, path: str, status: int, seconds: float, error: str | None) -> None:
         """A request was answered."""
         now = timestamp(time.time())
+        path = shortened(path)
         milliseconds = round(seconds * 1000, 3)
         if self._json:
             line = {

@@ -17,6 +17,7 @@ from serving.errors import (
     CrossSiteError,
     DeadlineError,
     EmptyImageError,
+    HeadTooLargeError,
     ImageFormatError,
     MalformedRequestError,
     MediaTypeError,
@@ -54,6 +55,7 @@ _MEANINGS = {
     413: "too many bytes, pixels or images",
     415: "neither a body form nor an image format that is read here",
     422: "the image is broken or a parameter is out of range",
+    431: "too many bytes of headers; the connection is closed",
     500: "the model or the server failed",
     503: "too much to do; send the same request again after Retry-After seconds",
     504: "not answered before the deadline",
@@ -70,13 +72,14 @@ _EXAMPLES: list[RequestError] = [
     EmptyImageError("no image", got="0 bytes", allowed="1 to 10485760 bytes"),
     BrokenImageError("image cannot be read", got="300 bytes of PNG", allowed="a complete, undamaged file"),
     ParameterError("no such task", got="task=9", allowed="0 to 3"),
+    HeadTooLargeError("head too large", got="at least 65536 bytes", allowed="less than 65536 bytes"),
     OutputError("the network failed on this image", got="a number not finite", allowed="finite numbers"),
     ServerError("the server failed", got="status 500", allowed="see its log"),
     BusyError("too much to do", got="1 more beside 128", allowed="128 images at a time in this worker", retry_after=1),
     DeadlineError("the deadline passed", got="no answer", allowed="30 seconds from the request's head to its answer"),
 ]
 _EVERYWHERE: list[RequestError] = [error for error in _EXAMPLES if isinstance(error, (MethodError, ServerError))]
-_PREDICTION = (400, 401, 405, 413, 415, 422, 500, 503, 504)
+_PREDICTION = (400, 401, 405, 413, 415, 422, 431, 500, 503, 504)
 _ADMIN_MEANINGS = {
     401: "no valid admin token",
     403: "the server has no admin token, or a page of another site asked",

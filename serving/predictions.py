@@ -68,32 +68,37 @@ class Predictions:
         served = self._queue.served
         question = _question(scope, served)
         request_id = scope.get(REQUEST_ID)
-        with self._queue.admitted(), self._held.share() as take:
+        # A place is taken by what can be answered: who only begins to send holds up nobody.
+        self._queue.check_room()
+        with self._held.share() as take:
             upload = await _upload(scope, receive, limit_for_one, self._settings.max_bytes, take)
-            if len(upload.body) <= SMALL.size:
-                said = await self._queue.answer_in_place(upload.image, question, served, request_id)
-                if said is not None:
-                    return said
-            done = self._queue.ask(upload.image, question, served, request_id)
-            with Watch(receive, [done]) as watch:
-                try:
-                    return await done
-                except asyncio.CancelledError:
-                    if watch.gone:
-                        raise _gone() from None
-                    raise
+            with self._queue.admitted():
+                if len(upload.body) <= SMALL.size:
+                    said = await self._queue.answer_in_place(upload.image, question, served, request_id)
+                    if said is not None:
+                        return said
+                done = self._queue.ask(upload.image, question, served, request_id)
+                with Watch(receive, [done]) as watch:
+                    try:
+                        return await done
+                    except asyncio.CancelledError:
+                        if watch.gone:
+                            raise _gone() from None
+                        raise
 
     async def _many(self, scope: Scope, receive: Receive) -> str:
         served = self._queue.served
         question = _question(scope, served)
-        with self._queue.admitted(), self._held.share() as take:
+        self._queue.check_room()
+        with self._held.share() as take:
             upload = await _upload(scope, receive, limit_for_many, self._settings.max_body, take)
-            images = await asyncio.to_thread(upload.images, self._settings.max_images)
-            # The images are copies: what they came in need not wait for their answers.
-            del upload
-            with self._queue.admitted(len(images) - 1, own=1):
-                ask = partial(self._queue.ask, question=question, served=served, request_id=scope.get(REQUEST_ID))
-                said = await self._each([ask(partial(_unwrap, image)) for image in images], receive)
+            with self._queue.admitted():
+                images = await asyncio.to_thread(upload.images, self._settings.max_images)
+                # The images are copies: what they came in need not wait for their answers.
+                del upload
+                with self._queue.admitted(len(images) - 1, own=1):
+                    ask = partial(self._queue.ask, question=question, served=served, request_id=scope.get(REQUEST_ID))
+                    said = await self._each([ask(partial(_unwrap, image)) for image in images], receive)
         return f'{{"answers":[{",".join(said)}]}}'
 
     async def _each(self, asked: list[asyncio.Future[str]], receive: Receive) -> list[str]:

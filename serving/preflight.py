@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -43,13 +44,23 @@ def check_in_child(settings: Settings, bundle: Path) -> int:
     sys.stderr.flush()
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return _exit_code(os.waitpid(child, 0)[1], bundle)
     code = 1
     try:
         code = _check(settings, bundle)
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _exit_code(status: int, bundle: Path) -> int:
+    """As a shell gives it; a child that was killed could not say anything itself."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    reason = "; too little memory is the usual reason" if -code == signal.SIGKILL else ""
+    print(f"{bundle}: killed by {signal.Signals(-code).name} while it was tested{reason}", file=sys.stderr)
+    return 128 - code
 
 
 def _check(settings: Settings, bundle: Path) -> int:

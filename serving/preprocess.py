@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ BEHIND_GLASS = "white"
 """What shows through transparent pixels: a web page shows them so."""
 
 _ORIENTATION_TAG = 0x0112
+_RUN_LENGTHS = (1, 2)
+"""BMP's numbers for its compressions of 8 and of 4 bits."""
+_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -44,6 +48,11 @@ _SIDEWAYS = {_UPRIGHT[orientation] for orientation in (5, 6, 7, 8)}
 """A row becomes a column."""
 _FROM_THE_END = {_UPRIGHT[orientation] for orientation in (3, 4, 6, 7)}
 """The first row becomes the last row or column."""
+
+MOST_SCANS, MOST_SEGMENTS = 64, 4096
+"""Of a JPEG file. A progressive one has about ten scans; a few bytes more can ask for all pixels once again."""
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+"""What ends the pixels of a scan, and begins a segment: not an escaped 0xff, a restart or filling."""
 
 STRIP = 256 * 1024
 """Pixels of a large image that are converted together."""
@@ -82,12 +91,17 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         )
     kind = format_of(content)
     with _broken_if_unreadable(f"{len(content)} bytes of {kind}"):
+        _check_work(content, kind)
         try:
             image = Image.open(io.BytesIO(content), formats=(kind,))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             allowed = f"up to {limits.pixels} pixels"
             raise TooManyPixelsError("image too large", got=str(error), allowed=allowed) from None
         _check_pixels(image.size, limits)
+    if kind == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
+        # Pillow unpacks it in Python, which would hold up everything else for seconds.
+        allowed = f"BMP that is not compressed, or {', '.join(FORMATS[:-1])}"
+        raise ImageFormatError("compressed BMP is not read here", got="run-length encoding", allowed=allowed)
     return image
 
 
@@ -156,6 +170,32 @@ def _check_pixels(size: tuple[int, int], limits: Limits) -> None:
         raise TooManyPixelsError(
             "image too large", got=f"{width} x {height} pixels", allowed=f"up to {limits.pixels} pixels"
         )
+
+
+def _check_work(content: bytes, kind: str) -> None:
+    """Refuse what would take far longer to decode than its size in bytes and pixels says."""
+    # Elsewhere than in a marker these two bytes stand by chance: only where they are many is it worth a closer look.
+    if kind == "JPEG" and content.count(b"\xff\xda") > MOST_SCANS:
+        _check_scans(content)
+    # Each is unpacked, although profiles are not applied.
+    if kind == "PNG" and (profiles := content.count(b"iCCP")) > 1:
+        raise BrokenImageError("too many colour profiles", got=f"{profiles} iCCP chunks", allowed="one")
+
+
+def _check_scans(content: bytes) -> None:
+    """Count the scans of a JPEG file up to its end: what is appended, such as a film, is not decoded."""
+    scans, place = 0, 2
+    for _ in range(MOST_SEGMENTS):
+        found = _MARKER.search(content, place)
+        if found is None or content[found.start() + 1] == _END_OF_IMAGE:
+            return
+        scans += content[found.start() + 1] == _START_OF_SCAN
+        if scans > MOST_SCANS:
+            break
+        # A marker is followed by the length of what belongs to it.
+        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
+    allowed = f"up to {MOST_SCANS} scans in {MOST_SEGMENTS} segments"
+    raise BrokenImageError("too many scans", got=f"at least {scans}", allowed=allowed)
 
 
 @contextlib.contextmanager

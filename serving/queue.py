@@ -36,6 +36,8 @@ QUICK = 0.004
 """Seconds: a graph that answers an image faster is worth no thread of its own while there is nothing else to do."""
 SMALL = Limits(size=16 * 1024, pixels=128 * 128)
 """Images that are decoded in less time than it takes to hand them to a thread and back."""
+PATIENCE = 2.0
+"""Seconds at the end for an image that nobody waits for any more: a thread cannot be stopped, and ends with us."""
 
 log = logging.getLogger("bentoml.openworld")
 
@@ -93,9 +95,8 @@ class InferenceQueue:
         for thread in self._threads:
             thread.start()
 
-    @contextlib.contextmanager
-    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
-        """Room for so many images until the block ends, or a BusyError at once; `own` are of the same request."""
+    def check_room(self, images: int = 1, *, own: int = 0) -> None:
+        """A BusyError if so many more do not fit in; `own` are of the same request."""
         # More than fit are still taken when there is nothing else to do: they could never be answered otherwise.
         if self.depth > own and self.depth + images > self._limit:
             raise BusyError(
@@ -104,6 +105,11 @@ class InferenceQueue:
                 allowed=f"{self._limit} images at a time in this worker",
                 retry_after=max(1, math.ceil(self.depth * self._seconds_an_image)),
             )
+
+    @contextlib.contextmanager
+    def admitted(self, images: int = 1, *, own: int = 0) -> Iterator[None]:
+        """Room for so many images until the block ends, or a BusyError at once."""
+        self.check_room(images, own=own)
         self.depth += images
         try:
             yield
@@ -155,12 +161,13 @@ class InferenceQueue:
             raise said
         return said
 
-    def close(self) -> None:
-        """End the threads, once they are done with what is in line."""
+    def close(self, patience: float = PATIENCE) -> None:
+        """End the threads, once they are done with what is in line; one that takes longer is left to itself."""
         for _ in self._threads:
             self._incoming.put(None)
+        until = time.monotonic() + patience
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while (job := self._incoming.get()) is not None:

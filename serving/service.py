@@ -93,6 +93,8 @@ pages = Starlette(
     ],
     exception_handlers={RequestError: _refused},
 )
+# Whoever asks for `/predict/` would be sent to a host and a scheme that the request made up.
+pages.router.redirect_slashes = False
 
 
 def _around(app: ASGIApp) -> ASGIApp:

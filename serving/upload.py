@@ -28,6 +28,9 @@ from serving.schemas import ImageBody, ImagesBody
 
 ENVELOPE = 64 * 1024
 """Room around the image: form boundaries and part headers, or JSON."""
+FEW_PARTS = 16
+"""Commas and opening brackets of a JSON body that holds one thing; of each image in a list it may have four more."""
+_WHITESPACE = b" \t\r\n\f\v"
 
 FORM, JSON, RAW = "multipart/form-data", "application/json", "application/octet-stream"
 ONE_FORMS = f"{FORM} with one file, image/* or {RAW}, or JSON with base64 in `image`"
@@ -56,7 +59,7 @@ class Upload:
                 raise MalformedRequestError("form must hold one file", got=f"{len(files)} files", allowed="one file")
             return files[0]
         if self.media_type == JSON:
-            return _from_base64(from_json(ImageBody, self.body, '{"image": "<base64>"}').image)
+            return _from_base64(from_json(ImageBody, self.body, '{"image": "<base64>"}', FEW_PARTS).image)
         return self.body
 
     def images(self, most: int) -> list[bytes | RequestError]:
@@ -64,7 +67,8 @@ class Upload:
         if self.media_type == FORM:
             images: list[bytes | RequestError] = [*read_files(self.body, self.content_type, most)]
         else:
-            texts = list(from_json(ImagesBody, self.body, '{"images": ["<base64>", ...]}').images)
+            allowed = '{"images": ["<base64>", ...]}'
+            texts = list(from_json(ImagesBody, self.body, allowed, FEW_PARTS + 4 * most).images)
             if len(texts) > most:
                 raise TooManyImagesError("too many images", got=str(len(texts)), allowed=f"1 to {most}")
             # Each text makes room for its image.
@@ -139,8 +143,13 @@ def _too_many_bytes(got: str, limit: int) -> TooManyBytesError:
     return TooManyBytesError("body too large", got=f"{got} bytes", allowed=f"up to {limit} bytes for this content type")
 
 
-def from_json(model: type[Body], body: bytes, allowed: str) -> Body:
+def from_json(model: type[Body], body: bytes, allowed: str, most_parts: int) -> Body:
     """What a JSON body says, or a MalformedRequestError."""
+    # Every little value takes many times its two bytes once it is parsed, and hundreds of times if it is an error.
+    parts = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if parts > most_parts:
+        got = f"{parts} commas and opening brackets"
+        raise MalformedRequestError("JSON body has too many parts", got=got, allowed=f"{allowed}, up to {most_parts}")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -155,7 +164,8 @@ def _from_base64(text: str) -> bytes:
         if not head.endswith(";base64"):
             raise MalformedRequestError("data: URL cannot be read", got=head, allowed="data:image/...;base64,...")
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        # Without a list of the pieces, which may be as many as the letters.
+        return base64.b64decode(text.encode("ascii").translate(None, _WHITESPACE), validate=True)
     except ValueError as error:
         raise MalformedRequestError("image is not base64", got=str(error), allowed="base64 of an image file") from None
 

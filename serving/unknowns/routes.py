@@ -29,8 +29,18 @@ from serving.schemas import ModelName, Wire
 from serving.security import USER
 from serving.unknowns.overview import item_list, overview
 from serving.unknowns.pictures import Picture, picture, thumbnail
-from serving.unknowns.wire import LARGEST_ID, Changed, ChosenBody, Deleted, LabelBody, MergeBody, Merged, MoveBody
-from serving.upload import from_json, read_body
+from serving.unknowns.wire import (
+    LARGEST_ID,
+    MOST_IDS,
+    Changed,
+    ChosenBody,
+    Deleted,
+    LabelBody,
+    MergeBody,
+    Merged,
+    MoveBody,
+)
+from serving.upload import FEW_PARTS, from_json, read_body
 
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
@@ -205,7 +215,8 @@ def _no_such(got: str) -> RequestError:
 
 async def _body(request: Request, model: type[Body], allowed: str) -> Body:
     announced = request.headers.get("content-length", "").encode()
-    return from_json(model, await read_body(request.receive, announced, LARGEST_BODY), allowed)
+    body = await read_body(request.receive, announced, LARGEST_BODY)
+    return from_json(model, body, allowed, FEW_PARTS + 2 * MOST_IDS)
 
 
 def _query(request: Request, *names: str) -> dict[str, str]:

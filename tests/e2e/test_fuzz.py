@@ -26,12 +26,15 @@ from serving.quarantine.store import Store
 from tests.conftest import Say
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, bad_palettes, image_bytes, png, png_header, saved, serving, write_bundle
+from tests.helpers_slow import run_lengths, with_profiles, with_scans
 from tests.load import http_request, megabytes, send, workers
 
 MUTANTS = 5000
 CLIENTS = 4
 GROWTH = 48.0
 """Megabytes by which a worker may grow after its first thousand images: one large image may be in the works."""
+SLOWEST = 5.0
+"""Seconds that a small image may take, damaged or not, on a machine that has other things to do."""
 EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
@@ -74,6 +77,9 @@ def originals() -> list[bytes]:
         saved(picture, "ICO"),
         saved(picture, "PPM"),
         *bad_palettes(),
+        with_scans(100, side=100),
+        with_profiles(20),
+        run_lengths(200),
     ]
     return made
 
@@ -205,6 +211,7 @@ def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Pr
     assert {status for status, _ in counts} <= {200, 413, 415, 422}
     assert len({code for _, code in counts}) >= 5
     assert grown <= GROWTH
+    assert slowest <= SLOWEST
     assert_unharmed(server, worker)
 
 

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from serving.answer import Question, answer_image, describe
-from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries, ServiceError
+from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries, ServiceError, _file
 from serving.errors import BusyError
 from serving.runtime import Model
 from serving.schemas import Answer, error_answer
@@ -123,6 +123,31 @@ def test_the_same_for_asyncio(server: Server, model: Model) -> None:
         assert (said.name, ready) == ("tiny", True)
 
     asyncio.run(ask())
+
+
+def test_files_and_pictures_are_read_beside_the_event_loop(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "red.png"
+    path.write_bytes(RED)
+    threads = set()
+
+    def noted(image: Any) -> bytes:
+        if not isinstance(image, bytes):
+            threads.add(threading.current_thread())
+        return _file(image)
+
+    monkeypatch.setattr("serving.client._file", noted)
+
+    async def ask() -> None:
+        async with AsyncClient(server.url) as client:
+            picture = Image.new("RGB", (8, 8), "red")
+            answers = [await client.predict(path), *await client.predict_many([path, picture, RED])]
+            assert [answer.label for answer in answers if isinstance(answer, Answer)] == ["red"] * 4
+
+    asyncio.run(ask())
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 def test_the_key_opens_a_locked_server(bundle: Path, model: Model, tmp_path: Path) -> None:

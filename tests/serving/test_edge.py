@@ -58,6 +58,25 @@ def test_every_error_has_one_shape(client: httpx.Client, method: str, path: str,
     assert len(response.text) < 1000
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/predict", {"POST"}), ("PUT", "/model", {"GET", "HEAD"}), ("POST", "/readyz", {"GET", "HEAD"})],
+)
+def test_another_method_is_told_in_the_header_too(
+    client: httpx.Client, method: str, path: str, allowed: set[str]
+) -> None:
+    assert set(client.request(method, path).headers["allow"].split(", ")) == allowed
+
+
+@pytest.mark.parametrize("path", ["/predict/", "/predict_many/", "/model/", "/readyz/", "/docs/", "/unknowns/"])
+def test_a_slash_more_is_another_page_and_leads_nowhere(client: httpx.Client, path: str) -> None:
+    for method in ("GET", "POST"):
+        response = client.request(method, path, headers={"host": "evil.example"})
+        assert response.status_code in (403, 404)
+        assert "location" not in response.headers
+        assert "evil" not in response.text
+
+
 def test_a_long_path_is_not_repeated(client: httpx.Client) -> None:
     assert len(client.get("/" + "x" * 5000).text) < 1000
 

@@ -99,6 +99,7 @@ def test_a_prediction_shows_all_that_can_be_wrong_with_it(path: str) -> None:
         413: {"too_many_bytes", "too_many_pixels", "too_many_images"},
         415: {"unsupported_media_type", "unsupported_image"},
         422: {"empty_image", "broken_image", "bad_parameter"},
+        431: {"head_too_large"},
         500: {"model_failed", "server_failed"},
         503: {"busy"},
         504: {"deadline_exceeded"},

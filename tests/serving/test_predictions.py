@@ -195,6 +195,44 @@ def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_other
     with_predictions(model, ask, Settings(queue=3))
 
 
+@pytest.mark.parametrize("path", ["one", "many"])
+def test_where_there_is_no_room_no_body_is_read(model: Model, path: str) -> None:
+    async def never() -> Message:
+        raise AssertionError("the body was asked for")
+
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        with queue.admitted():
+            reply = await getattr(predictions, path)(scope(JSON), never)
+            assert (reply.status, code(reply)) == (503, "busy")
+
+    with_predictions(model, ask, Settings(queue=1))
+
+
+@pytest.mark.parametrize("path", ["one", "many"])
+def test_a_place_is_taken_by_a_whole_body(model: Model, path: str) -> None:
+    """Who only begins to send keeps nobody out; who sent all of it while others took the last place is told so."""
+    whole = json.dumps({"image": base64.b64encode(RED).decode()}).encode() if path == "one" else many("")
+
+    async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
+        begun, rest = asyncio.Event(), asyncio.Event()
+
+        async def slowly() -> Message:
+            begun.set()
+            await rest.wait()
+            return {"type": "http.request", "body": whole, "more_body": False}
+
+        waiting = asyncio.create_task(getattr(predictions, path)(scope(JSON), slowly))
+        await begun.wait()
+        assert queue.depth == 0
+        assert (await predictions.one(scope(), sends(RED))).status == 200
+        with queue.admitted():
+            rest.set()
+            assert code(await waiting) == "busy"
+        assert (queue.depth, predictions._held.bytes) == (0, 0)
+
+    with_predictions(model, ask, Settings(queue=1))
+
+
 def test_bodies_have_a_bound_together(model: Model) -> None:
     async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
         rest = asyncio.Event()

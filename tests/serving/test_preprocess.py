@@ -164,9 +164,11 @@ LARGE_SIDE = 1500
         (lambda: saved(Image.new("I;16", (LARGE_SIDE, LARGE_SIDE))), 8),
         (lambda: saved(Image.new("P", (LARGE_SIDE, LARGE_SIDE)), transparency=0), 8),
         (lambda: saved(Image.new("CMYK", (LARGE_SIDE, LARGE_SIDE)), "JPEG"), 8),
+        (lambda: saved(Image.new("RGB", (LARGE_SIDE, LARGE_SIDE)), "JPEG", progressive=True), 12),
+        (lambda: saved(Image.new("CMYK", (LARGE_SIDE, LARGE_SIDE)), "JPEG", progressive=True), 12),
         (lambda: saved(Image.new("RGBA", (LARGE_SIDE, LARGE_SIDE), (1, 2, 3, 4)), "WEBP"), 16),
     ],
-    ids=["RGBA, turned", "16 bit", "palette", "CMYK", "WebP"],
+    ids=["RGBA, turned", "16 bit", "palette", "CMYK", "progressive", "progressive CMYK", "WebP"],
 )
 def test_a_large_image_is_not_copied_again_and_again(make: Callable[[], bytes], bytes_a_pixel: int) -> None:
     """docs/deploy.md tells operators how much memory to plan for."""
