@@ -17,6 +17,10 @@ SILENCE = 60.0
 """After so many seconds without a word, a log that has no bar to watch gets a line."""
 
 
+ENDLESS = 10_000
+"""Columns, for how wide a table would like to be."""
+
+
 class EpochBar:
     """Advances by one epoch at a time and shows the loss."""
 
@@ -111,7 +115,13 @@ def summary(result: Mapping[str, Any]) -> None:
         table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
     console.print(table)
     console.print(_over_time(result["after_each_task"]))
-    console.print(_matrix(result["accuracy_matrix"]))
+    matrix = _matrix(result["accuracy_matrix"])
+    if console.measure(matrix, options=console.options.update(max_width=ENDLESS)).maximum <= console.width:
+        console.print(matrix)
+    else:
+        # Columns that are cut to fit would hold nothing but dots.
+        tasks = len(result["accuracy_matrix"])
+        console.print(f"CIL accuracy on each of the {tasks} tasks after each of them: see report.html")
 
 
 def _over_time(accuracies: Sequence[Mapping[str, float | None]]) -> Table:

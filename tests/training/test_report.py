@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.helpers import use_tiny_preset
 from training import fit
-from training.report import SILENCE, Reporter
+from training.report import SILENCE, Reporter, summary
 
 
 class Clock:
@@ -65,3 +65,30 @@ def test_what_takes_long_after_the_epochs_is_announced(
     assert "task 0 (zero, one): fitting its detectors to 12 images\n" in said
     assert "task 1 (two, three): fitting its detectors to 12 images\n" in said
     assert "measuring on 20 test images of learned classes and 5 unknown ones ..." in caplog.text
+
+
+@pytest.mark.parametrize(("tasks", "shown"), [(3, True), (20, False)])
+def test_a_matrix_too_wide_for_the_screen_is_left_to_the_page(
+    tasks: int, shown: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    accuracies = {"cil_accuracy": 0.5, "til_accuracy": 0.9, "tp_accuracy": 0.6, "forgetting": 0.1}
+    summary(
+        {
+            **accuracies,
+            **dict.fromkeys(("average_incremental_accuracy", "ece", "accepted_known", "task_auroc"), 0.5),
+            "method": "hat",
+            "loss": "csi",
+            "preset": "digits",
+            "seed": 0,
+            "prediction": "served",
+            "unknown": None,
+            "parameters": {"inference": 10, "per_task": [1]},
+            "after_each_task": [accuracies] * tasks,
+            "accuracy_matrix": [[0.125] * (task + 1) for task in range(tasks)],
+        }
+    )
+    said = capsys.readouterr().out
+    assert ("12.5" in said) is shown
+    assert ("each of the 20 tasks after each of them: see report.html" in said) is not shown
+    assert "…" not in said
