@@ -88,7 +88,7 @@ def test_baked_equals_network_for_supermasks(backbone: str) -> None:
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_baked_equals_network_for_any_gates(backbone: str) -> None:
-    @settings(derandomize=True, deadline=None, max_examples=6)
+    @settings(derandomize=True, deadline=None, max_examples=4)
     @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 1))
     # No share at all leaves one live channel in every layer.
     @example(0, 0.0, 0.0)
@@ -116,7 +116,7 @@ def test_baked_equals_network_with_one_live_channel_and_a_layer_that_two_tasks_s
     # The last mask is the projection's, which is not baked.
     masks = len(tiny_network("hat", **BACKBONES[backbone]).unit_masks()) - 1
 
-    @settings(derandomize=True, deadline=None, max_examples=6)
+    @settings(derandomize=True, deadline=None, max_examples=4)
     @given(st.integers(0, 1000), st.floats(0.3, 1), st.floats(0.3, 1), *[st.integers(0, masks - 1)] * 2)
     def check(seed: int, first: float, second: float, narrow: int, shared: int) -> None:
         network = tiny_network("hat", seed=seed, **BACKBONES[backbone])
