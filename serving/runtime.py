@@ -39,6 +39,10 @@ FASTEST = {CUDA: ("fp16", "fp32", "int8"), CPU: ("int8", "fp32", "fp16")}
 """Which of a bundle's precisions to take on which provider: the first of these that it has."""
 
 
+SPIN_MICROSECONDS = 1000
+"""Longer than it takes to come to the next layer, and little beside a run that is worth several threads."""
+
+
 class ProviderError(Exception):
     """The provider that was asked for cannot be had; the message says why."""
 
@@ -225,8 +229,8 @@ def session_options(threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    # Threads that spin while they wait take the cores from the server's other threads.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # From one layer to the next a thread spins; threads that spin for long take the cores from the server's others.
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options
 

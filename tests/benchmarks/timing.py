@@ -20,9 +20,12 @@ class Taken(NamedTuple):
 
 
 def take_turns(
-    contestants: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int = WARM_UP
+    contestants: Mapping[Key, Callable[[], object]], rounds: int, warm_up: int = WARM_UP, pause: float = 0.0
 ) -> dict[Key, Taken]:
-    """Run all of them again and again, in turn, so that what else the machine does hits all of them alike."""
+    """Run all of them again and again, in turn, so that what else the machine does hits all of them alike.
+
+    A pause before each lets the threads of the one before it come to rest.
+    """
     for run in contestants.values():
         for _ in range(warm_up):
             run()
@@ -30,6 +33,7 @@ def take_turns(
     processors: dict[Key, list[float]] = {key: [] for key in contestants}
     for _ in range(rounds):
         for key, run in contestants.items():
+            time.sleep(pause)
             started, used = time.perf_counter(), time.process_time()
             run()
             walls[key].append(time.perf_counter() - started)
