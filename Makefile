@@ -28,12 +28,12 @@ demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT=
 demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn them and serve them, without a pause
 	@$(PY) -m training.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
-# Four at a time use all of two processors, since some wait for servers: threads of their own would only hold each other up.
+# Three at a time use all of two processors: threads of their own would only hold each other up.
 test: export OMP_NUM_THREADS := 1
 test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
 	@$(MAKE) check >runs/check.log 2>&1 & checks=$$!; \
-	$(PY) -m pytest --numprocesses 4 --no-loadscope-reorder; failed=$$?; \
+	$(PY) -m pytest --numprocesses 3 --no-loadscope-reorder; failed=$$?; \
 	wait $$checks || failed=1; cat runs/check.log; exit $$failed
 
 check: $(VENV)/dev ## Lint, formatting and types

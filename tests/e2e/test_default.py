@@ -145,6 +145,8 @@ def test_demo_says_what_to_do_next_and_ends_cleanly(line: Line, tmp_path: Path) 
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "BENTOML_HOME": str(tmp_path / "home")},
+        # Ctrl-C is ignored by what a shell without job control starts in the background, and by all below it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert demo.stdout is not None
