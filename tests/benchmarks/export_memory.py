@@ -39,6 +39,7 @@ def main(method: str, width: int, tasks: int, candidates: int | None = None) -> 
         exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
         exporter.add(["fp32"])
         exporter.seal({}, None)
+        exporter.open_as_server()
     print(f"set up in {ready - started:.0f} s, exported in {time.perf_counter() - ready:.0f} s", file=sys.stderr)
     print(before, peak_megabytes())
 
