@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 from _bentoml_sdk import IODescriptor, Service
@@ -56,20 +55,27 @@ class WholeRequest(IODescriptor):
 class LeanService(Service):
     """A BentoML service inside a layer of our own, which does what BentoML's would do at several times the cost."""
 
-    around: ClassVar[Callable[[ASGIApp], ASGIApp]]
+    def pages(self) -> ASGIApp:
+        """What answers beside the service's own methods; asked for by workers."""
+        raise NotImplementedError
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The service in its layer; asked for by workers."""
+        raise NotImplementedError
 
     def to_asgi(self, is_main: bool = True) -> ASGIApp:
         context = click.get_current_context(silent=True)
         if context is not None and "fd" in context.params:
             listen_alone(context.params["fd"])
         self.inject_config()
+        self.mount_asgi_app(self.pages())
         factory = _lean_factory(traced=Settings.from_environment().tracing)(self, is_main=is_main)
         # Its timer is never cancelled, and lives on for a minute after each request.
         factory.timeout = None
         app = factory()
         # As for our own pages.
         app.router.redirect_slashes = False
-        return type(self).around(app)
+        return self.around(app)
 
 
 def _lean_factory(*, traced: bool) -> type[Any]:

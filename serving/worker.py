@@ -9,8 +9,6 @@ import gc
 import math
 import sys
 
-import uvicorn.config
-
 from serving.late import import_late
 from serving.settings import Settings
 
@@ -18,14 +16,31 @@ GRACE = 2
 """Seconds beyond the deadline for clients to read what they were answered."""
 _GRACE_OPTION = "--timeout-graceful-shutdown"
 
+UNUSED = (
+    # What talks to BentoML's cloud: a sixth of all modules that a worker would import.
+    ("bentoml._internal.cloud",),
+    ("bentoml._internal.cloud.client", "RestApiClient"),
+    ("bentoml._internal.cloud.schemas.modelschemas", "LabelItemSchema", "ModelManifestSchema"),
+    ("bentoml._internal.cloud.schemas.schemasv1", "CreateModelSchema"),
+    ("httpx",),
+    # What writes Dockerfiles.
+    ("jinja2",),
+    ("jinja2.loaders", "FileSystemLoader"),
+    ("jinja2.sandbox", "SandboxedEnvironment"),
+    # What starts workers: only a supervisor does.
+    ("_bentoml_impl.server.serving", "serve_http"),
+    ("uvicorn.supervisors", "ChangeReload", "Multiprocess"),
+)
+"""Modules with what others take from them by name."""
+
 if __name__ == "__main__":
     # Until it serves, next to nothing that is made goes away again; the service turns it on.
     gc.disable()
-    # What talks to BentoML's cloud: a sixth of all modules that a worker would import.
-    for cloud in (("bentoml._internal.cloud",), ("bentoml._internal.cloud.client", "RestApiClient"), ("httpx",)):
-        import_late(*cloud)
-    # What starts workers: only a supervisor does.
-    import_late("_bentoml_impl.server.serving", "serve_http")
+    for unused in UNUSED:
+        import_late(*unused)
+
+    import uvicorn.config
+
     # No page of ours is a WebSocket.
     uvicorn.config.WS_PROTOCOLS["auto"] = None
     uvicorn.config.HTTP_PROTOCOLS["auto"] = "serving.protocol:BoundedProtocol"

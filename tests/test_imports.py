@@ -23,7 +23,9 @@ sys.meta_path.insert(0, Forbid())
 UNLOADED = f"assert not set({FORBIDDEN!r}) & set(sys.modules), set({FORBIDDEN!r}) & set(sys.modules)"
 
 
-@pytest.mark.parametrize("module", ["serving.service", "serving.predict", "serving.preprocess", "serving.decision"])
+@pytest.mark.parametrize(
+    "module", ["serving.service", "serving.app", "serving.predict", "serving.preprocess", "serving.decision"]
+)
 @pytest.mark.parametrize("before", ["import sys", FORBID], ids=["installed", "absent"])
 def test_serving_needs_nothing_of_training(module: str, before: str) -> None:
     code = f"{before}\nimport {module}\n{UNLOADED}"

@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from serving import errors
+from serving.app import _described
 from serving.edge import UNKNOWNS
 from serving.openapi import document
 from serving.schemas import (
@@ -22,7 +23,6 @@ from serving.schemas import (
     ServerStatus,
     SwapAnswer,
 )
-from serving.service import _described
 from serving.unknowns import document as unknowns
 
 PREDICTIONS = ("/predict", "/predict_many")

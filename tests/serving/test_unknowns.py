@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from serving.app import pages
 from serving.edge import Edge
 from serving.errors import ImageFormatError
 from serving.meter import Meter
@@ -23,7 +24,6 @@ from serving.quarantine import Grouping
 from serving.quarantine.store import Store
 from serving.runtime import Model
 from serving.schemas import ErrorAnswer
-from serving.service import pages
 from serving.settings import Settings
 from serving.unknowns.overview import LEARNED_FROM, commands
 from serving.unknowns.pictures import SIDE, picture

@@ -257,7 +257,7 @@ def test_without_a_url_there_is_no_keeper_and_no_database_library() -> None:
 
 
 def test_a_server_without_a_quarantine_does_not_load_the_database_library() -> None:
-    code = "import sys, serving.service\nassert 'sqlalchemy' not in sys.modules"
+    code = "import sys, serving.app\nassert 'sqlalchemy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
