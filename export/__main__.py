@@ -27,10 +27,8 @@ from export.write import WriteError, check_target, fresh_directory, move_into_pl
 from export.writer import OPSET, PRODUCER, installed
 from models.scores import DECISIONS
 from serving.bundle import (
-    MANIFEST,
     PRECISIONS,
     Bundle,
-    BundleError,
     Calibration,
     FileInfo,
     Golden,
@@ -38,10 +36,10 @@ from serving.bundle import (
     TaskInfo,
     describe_file,
     load_bundle,
-    part_name,
     seal,
 )
 from serving.decision import OUTPUT_NAMES, Outputs
+from serving.layout import MANIFEST, BundleError, part_name
 from serving.runtime import Model
 from serving.shelf import Shelf, ShelfError
 from training.checkpoint import RunError

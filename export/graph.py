@@ -21,8 +21,9 @@ from export.quantized import QuantizedBody
 from export.scores import DEPTHS, IngredientWriter, write_score
 from export.writer import Branch, GraphWriter
 from models.heads import ROTATIONS
-from serving.bundle import INPUT_NAME, ImageSpec, graph_name
+from serving.bundle import INPUT_NAME, ImageSpec
 from serving.decision import FEATURES, OUTPUT_NAMES, Rule
+from serving.layout import graph_name
 
 LAST = int(np.iinfo(np.int64).min)
 """Where a slice that runs backwards ends when it takes everything."""

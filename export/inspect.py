@@ -25,7 +25,8 @@ from export.part import load_nodes, open_part
 from export.verify import IMAGES_OF_TASK
 from export.writer import SHARED
 from models.heads import ROTATIONS
-from serving.bundle import INPUT_NAME, Bundle, BundleError, Manifest, graph_name, load_bundle, part_name
+from serving.bundle import INPUT_NAME, Bundle, Manifest, load_bundle
+from serving.layout import BundleError, graph_name, part_name
 from serving.runtime import Model
 
 WARM_UP, RUNS = 3, 15

@@ -15,8 +15,9 @@ from onnx import TensorProto
 
 from export.graph import AGAIN, UPRIGHT_DISTANCES
 from export.part import load_nodes, open_part
-from serving.bundle import INPUT_NAME, Graph, graph_name, parts_of
+from serving.bundle import INPUT_NAME, Graph
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, Outputs
+from serving.layout import graph_name, parts_of
 from serving.runtime import CPU, open_session, session_options
 
 AT_ONCE = 64

@@ -10,7 +10,8 @@ import onnxruntime as ort
 from onnx import helper
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from serving.bundle import Graph, graph_name
+from serving.bundle import Graph
+from serving.layout import graph_name
 from serving.runtime import CPU, open_session, session_options
 
 

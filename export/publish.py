@@ -12,8 +12,9 @@ from export.evidence import Evidence
 from export.opened import Question, is_large, open_written
 from export.part import load_nodes
 from export.write import move_into_place
-from serving.bundle import Bundle, load_bundle, parts_of
+from serving.bundle import Bundle, load_bundle
 from serving.decision import NETWORK_NAMES, decide
+from serving.layout import parts_of
 from serving.shelf import Shelf
 
 

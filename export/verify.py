@@ -20,8 +20,9 @@ from export.cascade import cascaded, rotated_outputs
 from export.evidence import Evidence
 from export.notes import note
 from models.network import Network
-from serving.bundle import BundleError, Cascade, ImageSpec, load_bundle
+from serving.bundle import Cascade, ImageSpec, load_bundle
 from serving.decision import FEATURES, OUTPUT_NAMES, Outputs, Rule, Verdicts, complete, decide
+from serving.layout import BundleError
 from serving.runtime import Model
 from training.decisions import Decider
 from training.tasks import to_device, to_unit

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from serving.bundle import MANIFEST
+from serving.layout import MANIFEST
 
 
 class WriteError(Exception):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.baked import Ternary
 from models.weight_mask import pack_bits
-from serving.bundle import part_name
+from serving.layout import part_name
 
 OPSET, IR_VERSION = 23, 10
 """The newest opset whose Cast, Reshape, Transpose and the like have CUDA kernels in onnxruntime.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -37,6 +38,26 @@ def start_lean_workers() -> None:
     ask_for_large_pages(os.environ)
     # A worker starts in another folder where the service comes from a built bento.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH"))))
+
+
+class ListenError(Exception):
+    """A server cannot have the address that it was given."""
+
+
+def serve(service: Service[Any], host: str | None, port: int | None) -> None:
+    """What `bentoml serve` does, without the rest of its command line, which takes longer to import than to run."""
+    from _bentoml_impl.server.serving import serve_http
+    from bentoml._internal.log import configure_server_logging
+
+    configure_server_logging()  # type: ignore[no-untyped-call]
+    service.inject_config()
+    host, port = host or BentoMLContainer.http.host.get(), port or BentoMLContainer.http.port.get()
+    try:
+        serve_http(service, host=host, port=port)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+            raise
+        raise ListenError(f"{host}:{port}: cannot listen there: {os.strerror(error.errno)}") from error
 
 
 class WholeRequest(IODescriptor):

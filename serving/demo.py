@@ -55,7 +55,7 @@ def start(home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Pope
         **settings,
     }
     Path(environment["BENTOML_HOME"]).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "bentoml", "serve", "serving.service:OpenWorld", "--port", str(port)]
+    command = [sys.executable, "-m", "serving", "--port", str(port)]
     # In a session of its own: Ctrl-C reaches this process alone, which then asks the server to finish its requests.
     return subprocess.Popen(command, env=environment, start_new_session=True)
 

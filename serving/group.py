@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.bundle import MANIFEST, BundleError
+from serving.layout import MANIFEST, BundleError
 
 VARIABLE = "OPENWORLD_GROUP"
 """How a server tells its workers where the folder is."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serving.answer import Question, answer_image
-from serving.bundle import BundleError
 from serving.errors import RequestError, UnreadableFileError
+from serving.layout import BundleError
 from serving.preprocess import LIMITS
 from serving.runtime import Model, ProviderError
 from serving.schemas import error_answer

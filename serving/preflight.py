@@ -9,13 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
-from serving.bundle import BundleError
 from serving.group import Group, Place, State
-from serving.quarantine import StoreError
+from serving.layout import BundleError
 from serving.settings import Settings
 from serving.shelf import Shelf
 
-BAD_SETTINGS_OR_BUNDLE = 2
+CANNOT_SERVE = 2
 
 
 def first_bundle(settings: Settings) -> Path:
@@ -35,22 +34,33 @@ def found_group(settings: Settings, bundle: Path, home: Path) -> Group:
     return group
 
 
-def check_in_child(settings: Settings, bundle: Path) -> int:
-    """Load and test a bundle in a copy of this process; what is wrong is printed in one line. Gives the exit code.
+_begun: dict[tuple[Settings, Path], int] = {}
+"""Processes that test a bundle, and whose verdict nobody has asked for yet."""
+
+
+def begin_check(settings: Settings, bundle: Path) -> None:
+    """Load and test a bundle in a copy of this process, which goes on; what is wrong is printed in one line.
 
     A copy starts at once, with all that is imported already, and takes with it the memory and the GPU that it used.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return _exit_code(os.waitpid(child, 0)[1], bundle)
+    if child := os.fork():
+        _begun[settings, bundle] = child
+        return
     code = 1
     try:
         code = _check(settings, bundle)
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def check_in_child(settings: Settings, bundle: Path) -> int:
+    """Wait for the test of a bundle, which begins now if it did not before. Gives the exit code."""
+    if (settings, bundle) not in _begun:
+        begin_check(settings, bundle)
+    return _exit_code(os.waitpid(_begun.pop((settings, bundle)), 0)[1], bundle)
 
 
 def _exit_code(status: int, bundle: Path) -> int:
@@ -66,6 +76,7 @@ def _exit_code(status: int, bundle: Path) -> int:
 def _check(settings: Settings, bundle: Path) -> int:
     # The workers will say it again.
     logging.disable(logging.INFO)
+    from serving.quarantine import StoreError
     from serving.runtime import Model, ProviderError
 
     try:
@@ -73,7 +84,7 @@ def _check(settings: Settings, bundle: Path) -> int:
         _check_quarantine(settings)
     except (BundleError, ProviderError, StoreError) as error:
         print(error, file=sys.stderr)
-        return BAD_SETTINGS_OR_BUNDLE
+        return CANNOT_SERVE
     return 0
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle import GOLDEN, INPUT_NAME, Bundle, BundleError, Graph, Manifest, graph_name, load_bundle
+from serving.bundle import INPUT_NAME, Bundle, Graph, Manifest, load_bundle
 from serving.decision import FEATURES, OUTPUT_NAMES, Verdicts, decide
 from serving.errors import OutputError
+from serving.layout import GOLDEN, BundleError, graph_name
 from serving.machine import nvidia_visible, wants_cuda
 from serving.settings import PRECISION_CHOICES, PRECISION_VARIABLE, PROVIDER_CHOICES, PROVIDER_VARIABLE
 

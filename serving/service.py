@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.bento import LeanService, WholeRequest, home, start_lean_workers
-from serving.bundle import BundleError
 from serving.group import VARIABLE as GROUP_VARIABLE
+from serving.layout import BundleError
 from serving.logs import log_as
 from serving.machine import available_cpus, plan
-from serving.preflight import BAD_SETTINGS_OR_BUNDLE, check_in_child, first_bundle, found_group
+from serving.preflight import CANNOT_SERVE, check_in_child, first_bundle, found_group
 from serving.schemas import Answer, Answers
 from serving.settings import PREFIX, Settings, SettingsError
 
@@ -62,7 +62,7 @@ class OpenWorld:
             settings = Settings.from_environment()
         except SettingsError as error:
             print(error, file=sys.stderr)
-            sys.exit(BAD_SETTINGS_OR_BUNDLE)
+            sys.exit(CANNOT_SERVE)
         log_as(settings.log)
         start_lean_workers()
         # The workers inherit it, and may run in another directory.
@@ -81,7 +81,7 @@ class OpenWorld:
                 os.environ[GROUP_VARIABLE] = str(found_group(settings, bundle, home()).folder)
         except BundleError as error:
             print(error, file=sys.stderr)
-            sys.exit(BAD_SETTINGS_OR_BUNDLE)
+            sys.exit(CANNOT_SERVE)
 
     def __init__(self) -> None:
         from serving.app import started_engine

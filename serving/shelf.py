@@ -14,7 +14,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from serving.bundle import MANIFEST
+from serving.layout import MANIFEST
 
 CURRENT, PREVIOUS = "current", "previous"
 

@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.bundle import BundleError
 from serving.errors import BundleRefusedError, RequestError, SwapError
 from serving.group import Group, Place, Refusal, Report, State
+from serving.layout import BundleError
 from serving.metrics import SWAPS
 from serving.shelf import Shelf, ShelfError
 

@@ -1,7 +1,4 @@
-"""What a server starts as its workers: BentoML's own, without what no worker of ours uses.
-
-BentoML imports most of itself before it imports a service, so that the service comes too late to leave anything out.
-"""
+"""What a server starts as its workers: BentoML's own, without what no worker of ours uses."""
 
 from __future__ import annotations
 
@@ -9,35 +6,17 @@ import gc
 import math
 import sys
 
-from serving.late import import_late
+from serving.lean import BY_WORKERS, leave_out
 from serving.settings import Settings
 
 GRACE = 2
 """Seconds beyond the deadline for clients to read what they were answered."""
 _GRACE_OPTION = "--timeout-graceful-shutdown"
 
-UNUSED = (
-    # What talks to BentoML's cloud: a sixth of all modules that a worker would import.
-    ("bentoml._internal.cloud",),
-    ("bentoml._internal.cloud.client", "RestApiClient"),
-    ("bentoml._internal.cloud.schemas.modelschemas", "LabelItemSchema", "ModelManifestSchema"),
-    ("bentoml._internal.cloud.schemas.schemasv1", "CreateModelSchema"),
-    ("httpx",),
-    # What writes Dockerfiles.
-    ("jinja2",),
-    ("jinja2.loaders", "FileSystemLoader"),
-    ("jinja2.sandbox", "SandboxedEnvironment"),
-    # What starts workers: only a supervisor does.
-    ("_bentoml_impl.server.serving", "serve_http"),
-    ("uvicorn.supervisors", "ChangeReload", "Multiprocess"),
-)
-"""Modules with what others take from them by name."""
-
 if __name__ == "__main__":
     # Until it serves, next to nothing that is made goes away again; the service turns it on.
     gc.disable()
-    for unused in UNUSED:
-        import_late(*unused)
+    leave_out(BY_WORKERS)
 
     import uvicorn.config
 

@@ -28,7 +28,6 @@ from pydantic import ValidationError
 
 from serving.bundle import (
     INPUT_NAME,
-    MANIFEST,
     Calibration,
     Cascade,
     FileInfo,
@@ -37,11 +36,11 @@ from serving.bundle import (
     Manifest,
     TaskInfo,
     fingerprint,
-    graph_name,
     seal,
     sha256,
 )
 from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
+from serving.layout import MANIFEST, graph_name
 from serving.runtime import Model
 
 T = TypeVar("T")
@@ -212,8 +211,13 @@ def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, s
     return {**kept, **chosen, **(settings or {}), "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
 
 
-def serve_command(target: str, port: int, python: str = sys.executable) -> list[str]:
-    return [python, "-m", "bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
+SOURCE = "serving.service:OpenWorld"
+
+
+def serve_command(port: int, python: str = sys.executable, target: str | None = None) -> list[str]:
+    """Our own command; BentoML's, if a target is given."""
+    command = ["serving"] if target is None else ["bentoml", "serve", target]
+    return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def free_port() -> int:
@@ -235,7 +239,7 @@ def serving(
     home: Path,
     bundle: Path | None,
     *,
-    target: str = "serving.service:OpenWorld",
+    target: str | None = None,
     cwd: Path = ROOT,
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
@@ -246,7 +250,7 @@ def serving(
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(target, port, python),
+            serve_command(port, python, target),
             cwd=cwd,
             env=server_environment(home, bundle, settings),
             stdout=output,

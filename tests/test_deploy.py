@@ -279,9 +279,9 @@ def entered(bento: Path, home: Path) -> Any:
     """Like `serving`, through the entry point."""
     wrapper = home / "python"
     bin_folder = Path(sys.executable).parent
-    # Called as `python -m bentoml serve TARGET --host H --port P`; the script takes the options alone.
+    # Called as `python -m serving --host H --port P`; the script takes the options alone.
     wrapper.write_text(
-        "#!/bin/sh\nshift 4\n"
+        "#!/bin/sh\nshift 2\n"
         f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH" TMPDIR="{home}"\n'
         f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" "$@"\n'
     )

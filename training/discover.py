@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from serving.bundle import BundleError
 from serving.decision import FEATURES, decide
 from serving.errors import RequestError
+from serving.layout import BundleError
 from serving.preprocess import decode, to_pixels
 from serving.quarantine import Grouping, Item, StoreError, UnavailableError
 from serving.runtime import Model, ProviderError

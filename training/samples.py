@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from serving.bundle import BundleError
+from serving.layout import BundleError
 from serving.runtime import Model
 from training.checkpoint import RunError, read_config
 from training.datasets import DataError, Images

@@ -18,8 +18,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from serving.answer import Question, answer_image
-from serving.bundle import INPUT_NAME, RULE
+from serving.bundle import INPUT_NAME
 from serving.decision import OUTPUT_NAMES
+from serving.layout import RULE
 from serving.runtime import Model
 from serving.shelf import Shelf
 from tests.conftest import Say

@@ -12,7 +12,8 @@ import torch
 
 from export.__main__ import main
 from export.opened import whole_session
-from serving.bundle import Bundle, graph_name, load_bundle
+from serving.bundle import Bundle, load_bundle
+from serving.layout import graph_name
 from tests.export.networks import evidence_for, learned, put_run, run_of, written
 from tests.helpers import tiny_run
 from training.evaluate import Run, open_run

@@ -14,8 +14,8 @@ from export.opened import run_graph, whole_session
 from export.verify import ALLOWED
 from export.writer import GraphWriter
 from models.scores import DECISIONS, INGREDIENTS
-from serving.bundle import graph_name
 from serving.decision import OUTPUT_NAMES, complete
+from serving.layout import graph_name
 from tests.export.networks import decider_for, learned, pixels_for, written
 
 IMAGES = 6

@@ -22,8 +22,9 @@ from export.evidence import Evidence
 from export.opened import run_graph, whole_session
 from export.verify import ALLOWED
 from export.writer import OPSET
-from serving.bundle import GOLDEN, INPUT_NAME, MANIFEST, RULE, Cascade, graph_name, load_bundle, part_name
+from serving.bundle import INPUT_NAME, Cascade, load_bundle
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
+from serving.layout import GOLDEN, MANIFEST, RULE, graph_name, part_name
 from serving.runtime import Model
 from tests.export.conftest import Exported
 from tests.export.networks import evidence_for, learned, put_run, run_of

@@ -15,8 +15,9 @@ from onnx import TensorProto
 from export.cascade import Rotated, cascaded, rotated_outputs, seen_again
 from export.opened import run_graph, whole_session
 from models.network import Network
-from serving.bundle import INPUT_NAME, graph_name
+from serving.bundle import INPUT_NAME
 from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete
+from serving.layout import graph_name
 from tests.export.conftest import Graphs
 from tests.export.networks import decider_for, learned, pixels_for, written
 

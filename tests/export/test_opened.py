@@ -16,7 +16,8 @@ from export import verify as parity
 from export.__main__ import main
 from export.graph import GraphPlan, write_graph
 from export.opened import Question, TaskByTask, Whole, is_large, open_written
-from serving.bundle import Cascade, Graph, graph_name, load_bundle
+from serving.bundle import Cascade, Graph, load_bundle
+from serving.layout import graph_name
 from tests.export.conftest import Graphs
 from tests.export.networks import learned, pixels_for
 from tests.export.test_verify import assert_nothing_is_written

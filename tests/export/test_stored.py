@@ -22,7 +22,7 @@ from export.opened import whole_session
 from models.network import Network
 from models.task_norm import TaskNorm
 from models.weight_mask import MaskedConv2d, MaskedLinear
-from serving.bundle import graph_name, part_name
+from serving.layout import graph_name, part_name
 from tests.export.conftest import Graphs
 from tests.export.networks import decider_for, image_spec, learned, written
 

@@ -26,8 +26,9 @@ from export.graph import GraphPlan, write_graph
 from export.opened import Question, Whole, run_graph, whole_session
 from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
 from models.network import Network
-from serving.bundle import FORMAT, GOLDEN, Cascade, ImageSpec, graph_name, load_bundle
+from serving.bundle import FORMAT, Cascade, ImageSpec, load_bundle
 from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
+from serving.layout import GOLDEN, graph_name
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from export.write import WriteError, check_target, fresh_directory, move_into_place, write_files
-from serving.bundle import MANIFEST
+from serving.layout import MANIFEST
 from tests.helpers import raise_at_call
 
 OLD = {MANIFEST: b"old manifest", "model.onnx": b"old graph", "only.old": b"?"}

@@ -199,7 +199,7 @@ def _commands() -> list[list[str]]:
 
 def test_a_shelf_without_a_bundle_refuses_to_start(tmp_path: Path) -> None:
     done = subprocess.run(
-        serve_command("serving.service:OpenWorld", free_port()),
+        serve_command(free_port()),
         cwd=ROOT,
         env=server_environment(tmp_path / "home", None, {"OPENWORLD_BUNDLES": str(tmp_path)}),
         capture_output=True,

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.bundle import FORMAT, GOLDEN, MANIFEST, RULE, BundleError, load_bundle
+from serving.bundle import FORMAT, load_bundle
 from serving.decision import OUTPUT_NAMES
+from serving.layout import GOLDEN, MANIFEST, RULE, BundleError
 from tests.helpers_serving import GRAPH, SPEC, edit_manifest, reseal
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from serving import swap
-from serving.bundle import MANIFEST, BundleError
 from serving.errors import BundleRefusedError, RequestError, SwapError
 from serving.follow import Follower
 from serving.group import Group, Place, State
+from serving.layout import MANIFEST, BundleError
 from serving.served import Served
 from serving.shelf import Shelf
 from serving.swap import Swaps

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.bundle import BundleError
+from serving.layout import BundleError
 from serving.preflight import check_in_child
 from serving.runtime import CPU, CUDA, FASTEST, Model, ProviderError
 from serving.settings import PRECISION_VARIABLE, Settings, SettingsError

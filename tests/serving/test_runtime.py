@@ -8,9 +8,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from serving.bundle import BundleError, ImageSpec
+from serving.bundle import ImageSpec
 from serving.decision import OUTPUT_NAMES
 from serving.errors import OutputError
+from serving.layout import BundleError
 from serving.runtime import CPU, PROVIDER_VARIABLE, Model, ProviderError
 from tests.helpers_serving import GRAPH, golden_of, golden_pixels, reseal, tiny_graph, write_bundle
 

@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +17,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.bundle import RULE
+from serving.__main__ import main as serve_main
+from serving.layout import RULE
 from serving.predict import main
 from serving.runtime import Model
 from tests.helpers_serving import (
     COLOURS,
     GREY,
     ROOT,
+    SOURCE,
     Server,
     free_port,
     golden_of,
@@ -31,6 +34,7 @@ from tests.helpers_serving import (
     saved,
     serve_command,
     server_environment,
+    serving,
     write_bundle,
 )
 
@@ -248,8 +252,10 @@ def test_nothing_above_surprised_the_server(server: Server) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize("damage", ["missing", "corrupt", "wrong golden"])
-def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, model: Model) -> None:
+@pytest.mark.parametrize(
+    ("damage", "target"), [("missing", None), ("corrupt", None), ("wrong golden", None), ("wrong golden", SOURCE)]
+)
+def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str | None, model: Model) -> None:
     folder = tmp_path / "bundle"
     if damage == "corrupt":
         write_bundle(folder)
@@ -258,7 +264,7 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, model: Model
         golden = golden_of(model)
         write_bundle(folder, golden={**golden, "logits": golden["logits"] + np.float32(1)})
     done = subprocess.run(
-        serve_command("serving.service:OpenWorld", free_port()),
+        serve_command(free_port(), target=target),
         cwd=ROOT,
         env=server_environment(tmp_path, folder),
         capture_output=True,
@@ -273,12 +279,15 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, model: Model
     assert expected[damage] in line
 
 
+@pytest.mark.parametrize("target", [None, SOURCE], ids=["serving", "bentoml"])
 @pytest.mark.parametrize(
     ("name", "value"), [("OPENWORLD_QUEUE", "none"), ("OPENWORLD_PROVIDER", "cuda")], ids=["setting", "provider"]
 )
-def test_what_cannot_be_had_refuses_to_start(tmp_path: Path, bundle: Path, name: str, value: str) -> None:
+def test_what_cannot_be_had_refuses_to_start(
+    tmp_path: Path, bundle: Path, name: str, value: str, target: str | None
+) -> None:
     done = subprocess.run(
-        serve_command("serving.service:OpenWorld", free_port()),
+        serve_command(free_port(), target=target),
         cwd=ROOT,
         env=server_environment(tmp_path, bundle, {name: value, "CUDA_VISIBLE_DEVICES": ""}),
         capture_output=True,
@@ -289,3 +298,44 @@ def test_what_cannot_be_had_refuses_to_start(tmp_path: Path, bundle: Path, name:
     assert done.returncode == 2
     expected = {"OPENWORLD_QUEUE": "OPENWORLD_QUEUE is 'none'", "OPENWORLD_PROVIDER": "CUDA does not work here"}
     assert done.stderr.splitlines()[-1].startswith(expected[name])
+
+
+def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Path, client: httpx.Client) -> None:
+    with serving(tmp_path, bundle, target=SOURCE) as server, httpx.Client(base_url=server.url) as other:
+        assert other.get("/model").json() == client.get("/model").json()
+        sent = {"content": image_bytes(), "headers": {"content-type": "image/png"}}
+        answers = [asked.post("/predict", **sent).json() for asked in (other, client)]
+        assert answers[0]["tasks"] == answers[1]["tasks"]
+
+
+def test_a_bundle_may_be_named_on_the_command_line(tmp_path: Path, bundle: Path) -> None:
+    """And a second one that the environment names is refused."""
+    command = [sys.executable, "-m", "serving", str(bundle), "--port", str(free_port())]
+    settings = {"OPENWORLD_BUNDLES": str(tmp_path)}
+    environment = server_environment(tmp_path, None, settings)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "OPENWORLD_BUNDLES" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", [("--host", "somewhere"), ("--port", "70000"), ("--port", "0"), ("--port", "x")])
+def test_an_address_that_is_none_is_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        serve_main(list(option))
+    assert stopped.value.code == 2
+    assert f"got '{option[1]}'; allowed: " in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, bundle: Path, server: Server) -> None:
+    done = subprocess.run(
+        serve_command(server.port),
+        cwd=ROOT,
+        env=server_environment(tmp_path, bundle),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"127.0.0.1:{server.port}: cannot listen there: Address already in use"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.bundle import MANIFEST
+from serving.layout import MANIFEST
 from serving.shelf import Shelf, ShelfError
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from serving.worker import UNUSED
+from serving.lean import BY_WORKERS
 from tests.helpers_serving import ROOT
 
 
@@ -24,7 +24,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("unused", UNUSED, ids=lambda unused: unused[0])
+@pytest.mark.parametrize("unused", BY_WORKERS, ids=lambda unused: unused[0])
 def test_stand_ins_stand_in_for_what_is_there(unused: tuple[str, ...]) -> None:
     """Another version of BentoML may have moved it: then nothing would be left out, or a call would fail some day."""
     module = importlib.import_module(unused[0])
@@ -33,9 +33,8 @@ def test_stand_ins_stand_in_for_what_is_there(unused: tuple[str, ...]) -> None:
 
 def test_a_worker_loads_nothing_that_it_was_to_leave_out() -> None:
     loaded = loaded_by(
-        "from serving.late import import_late\n"
-        "from serving.worker import UNUSED\n"
-        "for unused in UNUSED: import_late(*unused)\n"
+        "from serving.lean import BY_WORKERS, leave_out\n"
+        "leave_out(BY_WORKERS)\n"
         "import uvicorn, _bentoml_impl.worker.service, _bentoml_impl.loader, serving.app, serving.service"
     )
     assert "serving.queue" in loaded
@@ -43,7 +42,17 @@ def test_a_worker_loads_nothing_that_it_was_to_leave_out() -> None:
     assert not insides & loaded
 
 
+def test_our_own_command_leaves_out_what_no_server_uses() -> None:
+    loaded = loaded_by(
+        "from serving.lean import BY_ALL, leave_out\n"
+        "leave_out(BY_ALL)\n"
+        "import _bentoml_impl.server.serving, serving.bento, serving.service"
+    )
+    assert "circus.arbiter" in loaded
+    assert not {"jinja2.environment", "httpx._client", "bentoml._internal.cloud.config", "bentoml_cli"} & loaded
+
+
 def test_the_command_that_starts_workers_does_not_load_what_they_answer_with() -> None:
     loaded = loaded_by("import serving.service")
     assert "serving.preflight" in loaded
-    assert not {"serving.app", "serving.engine", "serving.queue", "PIL", "onnxruntime"} & loaded
+    assert not {"serving.app", "serving.queue", "numpy", "PIL", "onnxruntime"} & loaded
