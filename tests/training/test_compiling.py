@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from models.network import Network
 from tests.helpers import FEATURES, adam, tiny_network, tiny_task, use_tiny_preset
@@ -16,11 +16,17 @@ from training import device, fit
 from training.augment import Augmentation
 from training.representation import learn_features
 
+if TYPE_CHECKING:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
 TASKS = 2
 
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
+    # Every process that runs tests collects all of them, and this takes seconds to import.
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     counter = CompileCounterWithBackend("aot_eager")
     compile_ = torch.compile
     monkeypatch.setattr(device.torch, "compile", lambda see: compile_(see, backend=counter))

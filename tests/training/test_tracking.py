@@ -6,11 +6,9 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from mlflow.tracking import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.helpers import TINY_PRESET, kill_at_save, use_tiny_preset
 from training import fit, tracking
@@ -18,6 +16,9 @@ from training.checkpoint import Progress, read_config
 from training.config import Lesson, RunConfig
 from training.history import HISTORY, Epoch, History
 from training.tracking import TRACKERS, Kind, MLflow, Tracking, curve_of, scalars
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
 CURVES = {f"loss/task{task}/{phase}": [1, 2] for task in (0, 1) for phase in ("features", "head")}
@@ -30,6 +31,9 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tensorboard_of(folder: Path) -> EventAccumulator:
+    # Every process that runs tests collects all of them, and this takes long to import.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return events
@@ -66,6 +70,8 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
         again.epoch(epoch)
     measured = json.loads((folder / "metrics.json").read_text())
     again.measured(measured)
+
+    from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("openworld")
