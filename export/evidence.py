@@ -13,8 +13,8 @@ from torch import Tensor
 
 from models.network import Network
 from training.classifier import task_said
-from training.datasets import DataError
 from training.evaluate import Run
+from training.images import DataError
 from training.sources import Sources
 from training.tasks import task_data
 

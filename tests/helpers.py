@@ -22,7 +22,8 @@ from training.augment import Augmentation
 from training.checkpoint import CURRENT
 from training.classifier import fit_calibration, fit_detectors, fit_head, task_said, turned_away
 from training.config import FeatureLearning, HeadLearning, Preset
-from training.datasets import SOURCES, Images, Source
+from training.datasets import SOURCES
+from training.images import Images, Source
 from training.presets import PRESETS
 from training.representation import learn_features
 from training.tasks import Batchable, TaskData

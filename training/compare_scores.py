@@ -25,10 +25,10 @@ from models.scores import DECISIONS
 from serving.decision import Rule, Verdicts, judge
 from training import metrics, plots
 from training.checkpoint import RunError
-from training.datasets import DataError, Images
 from training.decisions import SaidByTasks, all_said, make_decider
 from training.device import choose_device, prepare
 from training.evaluate import Run, add_unknown_option, chosen_unknown, known_and_unknown, open_run, reader_of
+from training.images import DataError, Images
 from training.prediction import TPL, Reading
 from training.sources import Sources
 

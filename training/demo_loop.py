@@ -38,7 +38,8 @@ from serving.schemas import Answer
 from serving.shelf import Shelf
 from training.checkpoint import CONFIG, CURRENT, RunError, read_config
 from training.config import RunConfig
-from training.datasets import Images, Source, load_source
+from training.datasets import load_source
+from training.images import Images, Source
 
 NEW = ("8", "9")
 PATIENCE = 60.0

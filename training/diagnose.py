@@ -22,9 +22,9 @@ from rich.table import Table
 from training import plots
 from training.capacity import Capacity, LayerUse
 from training.checkpoint import RunError
-from training.datasets import DataError
 from training.diagnosis import Confusion, Diagnosis, TaskDiagnosis, confusion_matrix, diagnose
 from training.evaluate import Tested, examine_chosen, run_parser
+from training.images import DataError
 
 MOST_PAIRS = 8
 BESIDES_TASKS, TASK_COLUMN = 50, 6

@@ -23,8 +23,8 @@ from serving.layout import BundleError
 from serving.preprocess import decode, to_pixels
 from serving.quarantine import Grouping, Item, StoreError, UnavailableError
 from serving.runtime import Model, ProviderError
-from training.datasets import DataError
 from training.grouping import MIN_SIZE, cohesion, find_groups
+from training.images import DataError
 from training.unknowns import ACCEPTED, Address
 
 if TYPE_CHECKING:

@@ -27,9 +27,10 @@ from training.buffer import Buffer
 from training.calibration import Correction
 from training.checkpoint import RunError, load, read_config
 from training.config import RunConfig, system_title
-from training.datasets import SOURCES, DataError, Images, Source, load_source
+from training.datasets import SOURCES, load_source
 from training.decisions import AUTO, Decider, SaidByTasks, all_said, choose, make_decider
 from training.device import choose_device, prepare
+from training.images import DataError, Images, Source
 from training.prediction import Reader, ReaderMaker, Reading, add_options, reading_of
 from training.report import summary
 from training.sources import Sources

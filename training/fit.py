@@ -31,11 +31,11 @@ from training.checkpoint import (
 )
 from training.classifier import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.config import RunConfig, system_title
-from training.datasets import DataError
 from training.decisions import added, choose, cross_entropies
 from training.device import choose_device, describe, prepare, told_if_not_compiled
 from training.evaluate import examine, measure, open_run
 from training.history import HISTORY, Epoch
+from training.images import DataError
 from training.optimizers import make_optimizer
 from training.plan import Plan, how_to_go_on, make_parser, make_plan
 from training.prediction import learned_logits

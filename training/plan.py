@@ -9,8 +9,9 @@ from pathlib import Path
 
 from training.checkpoint import RunError, load, read_config, started
 from training.config import LOSSES, METHODS, Lesson, RunConfig
-from training.datasets import LEAST_TAUGHT, LEAST_TESTED, DataError, kind_of, load_source
+from training.datasets import kind_of, load_source
 from training.history import without_secrets
+from training.images import LEAST_TAUGHT, LEAST_TESTED, DataError
 from training.presets import PRESETS, choose_preset
 from training.sources import Sources
 from training.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few

@@ -20,7 +20,7 @@ from training.calibration import Correction
 from training.checkpoint import RunError
 from training.classifier import EVALUATION_BATCH
 from training.config import RunConfig
-from training.datasets import DataError
+from training.images import DataError
 from training.likelihood_ratio import LikelihoodRatio, RatioSays
 from training.metrics import Decision, mean_of, task_auroc
 from training.odin import EPSILONS, TEMPERATURES, Odin, odin_grid, odin_logits, odin_logits_then

@@ -23,10 +23,10 @@ from serving.decision import Verdicts, threshold
 from training import plots
 from training.checkpoint import CONFIG, RunError, replace_file
 from training.compare_scores import decision_rows
-from training.datasets import DataError, Images
 from training.diagnosis import confusion_matrix, diagnose
 from training.evaluate import Tested, add_unknown_option, examine_chosen, measure, run_parser
 from training.history import PHASES, History
+from training.images import DataError, Images
 
 PAGE = "report.html"
 MOST_MISTAKES = 12

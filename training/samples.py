@@ -19,7 +19,7 @@ from PIL import Image
 from serving.layout import BundleError
 from serving.runtime import Model
 from training.checkpoint import RunError, read_config
-from training.datasets import DataError, Images
+from training.images import DataError, Images
 from training.sources import Sources
 
 MOST = 10

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.config import Lesson, RunConfig
-from training.datasets import DataError, Source, join, kind_of, load_source
+from training.datasets import kind_of, load_source
+from training.images import DataError, Source, join
 from training.unknowns import QUARANTINE, Address, load_unknowns
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from training.checkpoint import METRICS, RunError, started
 from training.config import LOSSES, METHODS, system_title
-from training.datasets import DataError
 from training.device import choose_device, prepare
 from training.evaluate import examine, measure, open_run
 from training.fit import main as fit_main
+from training.images import DataError
 from training.prediction import TPL, Reading
 from training.presets import PRESETS
 from training.sources import Sources

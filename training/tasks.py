@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig, Tasks
-from training.datasets import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 from training.device import has_room
+from training.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 
 _LABEL = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^,;]*?))\s*([,;]|$)')
 """A label in double quotes, doubled within, or one without commas and semicolons; and what comes after it."""

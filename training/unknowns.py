@@ -18,7 +18,7 @@ from serving.preprocess import Limits, decode, to_pixels
 from serving.quarantine import StoreError, UnavailableError, UnknownIdError
 from serving.settings import PREFIX, Settings, SettingsError
 from training.config import Lesson, RunConfig
-from training.datasets import DataError, Images, Source
+from training.images import DataError, Images, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,8 @@ from PIL import Image
 
 from serving.bundle import ImageSpec
 from training import fit
-from training.datasets import SOURCES, Images, Source, join, load_source
+from training.datasets import SOURCES, load_source
+from training.images import Images, Source, join
 from training.presets import PRESETS
 
 NAME = "digits in guises"

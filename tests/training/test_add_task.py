@@ -17,11 +17,12 @@ from serving.decision import judge
 from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_source, use_tiny_preset
 from training import fit
 from training.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
-from training.datasets import SOURCES, Source
+from training.datasets import SOURCES
 from training.decisions import Decider, all_said, make_decider
 from training.evaluate import main as evaluate
 from training.evaluate import open_run
 from training.history import HISTORY
+from training.images import Source
 
 FIRST, ADDED = "zero,one; two", "three,four"
 CPU = torch.device("cpu")

@@ -26,9 +26,9 @@ from tests.helpers import SPEC, TINY_PRESET, assert_same_tensors, kill_at_save, 
 from training import fit, publish
 from training.checkpoint import METRICS, load, read_config
 from training.config import Lesson, RunConfig
-from training.datasets import DataError
 from training.evaluate import main as evaluate
 from training.evaluate import open_run
+from training.images import DataError
 from training.tasks import task_data
 from training.unknowns import QUARANTINE, TEST_SHARE, Address, choose_unknowns, load_unknowns
 

@@ -12,10 +12,12 @@ from PIL import Image
 from serving.bundle import ImageSpec
 from serving.preprocess import LIMITS
 from tests.helpers import TINY_PRESET
-from training import datasets
+from training import class_folders
+from training.class_folders import read_folder
 from training.config import Lesson, RunConfig
-from training.datasets import DataError, Images, kind_of, load_source, read_folder
+from training.datasets import kind_of, load_source
 from training.evaluate import known_and_unknown
+from training.images import DataError, Images
 from training.sources import Sources
 
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
@@ -179,7 +181,7 @@ def test_what_a_folder_seems_to_hold_and_does_not_is_named(tmp_path: Path, caplo
 def test_a_large_folder_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(datasets, "MANY", 4)
+    monkeypatch.setattr(class_folders, "MANY", 4)
     write_images(tmp_path, {"red": 2, "blue": 1})
     with caplog.at_level(logging.INFO):
         read_folder(tmp_path, SPEC)

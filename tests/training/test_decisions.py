@@ -17,10 +17,10 @@ from tests.helpers import tiny_run, tiny_source, use_tiny_preset
 from training import fit
 from training.calibration import corrected
 from training.checkpoint import load
-from training.datasets import Images
 from training.decisions import CANDIDATES, added, all_said, choose, cross_entropies, make_decider
 from training.evaluate import Run, open_run
 from training.evaluate import main as evaluate
+from training.images import Images
 from training.prediction import learned_logits
 from training.sources import Sources
 from training.tasks import Batchable, task_data

@@ -12,7 +12,8 @@ from serving.decision import Rule, TaskRule
 from tests.helpers import TINY_PRESET, network_of_two_tasks, random_photos, tiny_source
 from training.calibration import Correction
 from training.config import Lesson, RunConfig
-from training.datasets import SOURCES, DataError
+from training.datasets import SOURCES
+from training.images import DataError
 from training.metrics import first_tasks
 from training.odin import Odin, odin_logits
 from training.prediction import ReaderMaker, Reading, validation_images

@@ -16,8 +16,9 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, utils
 
 from serving.bundle import ImageSpec
-from training import datasets
-from training.datasets import DataError, kind_of, load_source
+from training import published
+from training.datasets import kind_of, load_source
+from training.images import DataError
 
 SMALL = ImageSpec(height=32, width=32, mode="RGB")
 GREY = ImageSpec(height=28, width=28, mode="L")
@@ -194,7 +195,7 @@ def write_tiny_imagenet(folder: Path) -> Path:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_tiny_imagenet_is_read_as_published(inside: bool, tmp_path: Path) -> None:
-    folder = write_tiny_imagenet(tmp_path / datasets.TINY_IMAGENET)
+    folder = write_tiny_imagenet(tmp_path / published.TINY_IMAGENET)
     place = str(tmp_path if inside else folder)
     assert kind_of("tinyimagenet", place) == "tinyimagenet"
     source = load_source("tinyimagenet", ImageSpec(height=64, width=64, mode="RGB"), place)
@@ -207,12 +208,12 @@ def test_tiny_imagenet_is_read_as_published(inside: bool, tmp_path: Path) -> Non
 
 
 def test_tiny_imagenet_may_be_made_smaller(tmp_path: Path) -> None:
-    write_tiny_imagenet(tmp_path / datasets.TINY_IMAGENET)
+    write_tiny_imagenet(tmp_path / published.TINY_IMAGENET)
     assert load_source("tinyimagenet", SMALL, str(tmp_path)).train.pixels.shape == (6, 32, 32, 3)
 
 
 def test_a_tiny_imagenet_that_lacks_a_file_says_which(tmp_path: Path) -> None:
-    folder = write_tiny_imagenet(tmp_path / datasets.TINY_IMAGENET)
+    folder = write_tiny_imagenet(tmp_path / published.TINY_IMAGENET)
     (folder / "train" / "n02" / "images" / "n02_1.JPEG").write_bytes(b"\xff\xd8\xff?")
     with pytest.raises(DataError, match=r"n02_1\.JPEG: image cannot be read"):
         load_source("tinyimagenet", SMALL, str(tmp_path))
@@ -225,7 +226,7 @@ def test_a_tiny_imagenet_that_lacks_a_file_says_which(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("line", "got"), [("val_9.JPEG\tn77\t0\t0\t63\t63", "n77"), ("val_9.JPEG", "")])
 def test_a_class_that_tiny_imagenet_does_not_list_is_named_with_its_line(line: str, got: str, tmp_path: Path) -> None:
-    folder = write_tiny_imagenet(tmp_path / datasets.TINY_IMAGENET)
+    folder = write_tiny_imagenet(tmp_path / published.TINY_IMAGENET)
     with (folder / "val" / "val_annotations.txt").open("a") as file:
         file.write(f"\n{line}\n")
     with pytest.raises(

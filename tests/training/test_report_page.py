@@ -22,9 +22,10 @@ from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
 from training import fit, plots, report_page
 from training.checkpoint import read_config
-from training.datasets import SOURCES, Images, Source
+from training.datasets import SOURCES
 from training.evaluate import examine, open_run
 from training.history import HISTORY
+from training.images import Images, Source
 from training.prediction import Reading
 from training.report_page import PAGE, main
 from training.sources import Sources

@@ -25,9 +25,10 @@ from training.augment import Augmentation, standard_view
 from training.calibration import corrected
 from training.checkpoint import load, read_config
 from training.config import FeatureLearning, HeadLearning, system_title
-from training.datasets import SOURCES, Source, join
+from training.datasets import SOURCES
 from training.evaluate import examine, measure, open_run
 from training.evaluate import main as evaluate
+from training.images import Source, join
 from training.prediction import Reading, learned_logits
 from training.presets import PRESETS, choose_preset
 from training.representation import learn_features

@@ -10,7 +10,7 @@ import torch
 from tests.helpers import LABELS, TINY_PRESET, random_pixels, tiny_source
 from training import tasks
 from training.config import Lesson, RunConfig
-from training.datasets import DataError
+from training.images import DataError
 from training.tasks import Batchable, TaskData, check_classes, in_tasks_of, parse_tasks, side_stream, task_data
 
 TASKS = (("zero", "one"), ("three", "two"))

@@ -1,0 +1,67 @@
+"""Images with their labels, as every source gives them and every task takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_TAUGHT, LEAST_TESTED = 2, 1
+"""Images that each class needs: one to train and one to validate with, and one to test on."""
+TEST_SHARE = 0.25
+"""Of the images that no one else has split."""
+
+
+class DataError(Exception):
+    """Images that cannot be learned from; the message says which and what would do."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """`pixels[i]`, uint8 [height, width, channels], shows `labels[i]`."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.str_]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def of(self, labels: Iterable[str]) -> Images:
+        """Those of some classes only."""
+        return self.at(np.isin(self.labels, list(labels)).nonzero()[0])
+
+    def at(self, index: NDArray[np.integer]) -> Images:
+        return Images(self.pixels[index], self.labels[index])
+
+    def split(self, share: float, seed: int) -> tuple[Images, Images]:
+        """Most of each class, and `share` of each class: at least one image on either side."""
+        generator = np.random.default_rng(seed)
+        kept, taken = [], []
+        for label in np.unique(self.labels):
+            index = generator.permutation((self.labels == label).nonzero()[0])
+            if len(index) < 2:
+                raise DataError(f"class {str(label)!r} has {len(index)} image; at least 2 are needed to hold some out")
+            count = min(max(1, round(share * len(index))), len(index) - 1)
+            taken.append(index[:count])
+            kept.append(index[count:])
+        return self.at(np.sort(np.concatenate(kept))), self.at(np.sort(np.concatenate(taken)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training and test images, and their classes in the order in which tasks take them."""
+
+    train: Images
+    test: Images
+    classes: tuple[str, ...]
+    validation: Images | None = None
+    """Where the source itself holds them out; else a share of the training images is."""
+    never_taught: tuple[str, ...] = ()
+    """Classes that have test images only: unknown, whatever is learned."""
+
+
+def join(parts: Sequence[Images]) -> Images:
+    """All of them, in order."""
+    return Images(np.concatenate([part.pixels for part in parts]), np.concatenate([part.labels for part in parts]))
