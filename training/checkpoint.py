@@ -44,6 +44,8 @@ class Progress:
     """Decision -> its cross-entropy on validation images, each when its task was the newest."""
     decision: str | None = None
     """What was chosen by that when the first lesson was learned; later lessons leave it, and so all earlier answers."""
+    images: str = ""
+    """Digest of the images of a task that is begun: it goes on with these and no others."""
     corrections: tuple[tuple[Correction, ...], ...] = ()
     """Of a run with a buffer: every task's correction, as fitted after each task."""
 

@@ -88,6 +88,7 @@ class Learner:
         self.network.to(self.device)
         for task in range(self.progress.task, len(self.config.tasks)):
             data = task_data(sources.of(self.config.lesson_of(task)), self.config, task, self.device)
+            self._expect_images(task, data.digest())
             if len(self.network.heads) == task:
                 seed_everything(self.config.seed, task, "room")
                 self.network.add_task(data.classes)
@@ -95,6 +96,15 @@ class Learner:
             if self.progress.phase == "features":
                 self._learn_features(task, data)
             self._learn_head(task, data)
+
+    def _expect_images(self, task: int, digest: str) -> None:
+        """What joined a folder meanwhile may have moved images that were learned from to those that judge them."""
+        if self.progress.images not in ("", digest):
+            raise RunError(
+                f"{self.folder}: task {task} is half learned, and its images have changed since; allowed: --resume "
+                "with the images as they were, or a new run in another --out"
+            )
+        self.progress = replace(self.progress, images=digest)
 
     def _learn_features(self, task: int, data: TaskData) -> None:
         preset = self.config.preset
@@ -135,7 +145,9 @@ class Learner:
         if task + 1 == len(self.config.lessons[0].tasks):
             # How well tasks are told apart cannot be seen while there is one: then nothing was measured.
             decision = choose(nats if task else {})
-        progress = replace(self.progress, task=task + 1, phase="features", epoch=0, nats=nats, decision=decision)
+        progress = replace(
+            self.progress, task=task + 1, phase="features", epoch=0, images="", nats=nats, decision=decision
+        )
         if self.config.buffer:
             progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))
         self._save(progress)

@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from serving.bundle import ImageSpec
 from tests.helpers import (
     HELD_OUT,
     TINY_SAVES,
@@ -25,8 +27,10 @@ from tests.helpers_process import die_at_call, ended, forks
 from tests.training.conftest import WholeRun
 from training import fit, representation
 from training.checkpoint import CURRENT, PREVIOUS, load
+from training.datasets import SOURCES
 from training.evaluate import main as evaluate
 from training.history import Epoch, History
+from training.images import Source, join
 
 AFTER_SAVE = {
     "mid features": 1,
@@ -252,3 +256,24 @@ def test_an_unfinished_run_cannot_be_evaluated(tmp_path: Path, capsys: pytest.Ca
     folder = killed_run(tmp_path / "run", "hat", 6)
     assert evaluate([str(folder)]) == 2
     assert f"{folder}: 1 of 2 tasks are learned; go on with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "accepted"), [(1, False), (4, False), (6, True)], ids=lambda value: str(value))
+def test_a_task_goes_on_with_its_own_images_only(
+    number: int, accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One more image is drawn otherwise into training and validation; between tasks it may come."""
+    folder = killed_run(tmp_path / "run", "hat", number)
+    given = SOURCES["tiny"]
+
+    def with_one_more(spec: ImageSpec, data: str | None) -> Source:
+        source = given(spec, data)
+        one = source.test.of(source.classes[:1]).at(np.array([0]))
+        return replace(source, train=join([source.train, one]))
+
+    monkeypatch.setitem(SOURCES, "tiny", with_one_more)
+    code = run(folder, "--resume")
+    assert code == (0 if accepted else 2)
+    assert ("its images have changed since; allowed: --resume" in capsys.readouterr().err) is not accepted
+    monkeypatch.setitem(SOURCES, "tiny", given)
+    assert run(folder, "--resume") == 0
