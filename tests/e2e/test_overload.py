@@ -81,13 +81,22 @@ def test_a_client_that_hangs_up_costs_nothing_more(busy: Server) -> None:
     images = [("images", image_bytes())] * Settings.max_images
     request = httpx.Request("POST", f"{busy.url}/predict_many", files=images)
     body = request.read()
-    answered = metric(busy, "openworld_answers_total")
-    with socket.create_connection(("127.0.0.1", busy.port)) as connection:
-        connection.sendall(http_request("/predict_many", body, request.headers["content-type"]))
-        eventually(lambda: metric(busy, "openworld_queue_depth") == Settings.max_images)
-    eventually(lambda: metric(busy, "openworld_rejected_total", reason="client_gone") == 1)
-    eventually(lambda: metric(busy, "openworld_queue_depth") == 0)
-    assert metric(busy, "openworld_answers_total") - answered < Settings.max_images
+    for _ in range(ATTEMPTS):
+        before, gone = metric(busy, "openworld_answers_total"), clients_gone(busy)
+        with socket.create_connection(("127.0.0.1", busy.port)) as connection:
+            connection.sendall(http_request("/predict_many", body, request.headers["content-type"]))
+            eventually(lambda: metric(busy, "openworld_queue_depth") == Settings.max_images)
+        eventually(lambda: metric(busy, "openworld_queue_depth") == 0)
+        answered = metric(busy, "openworld_answers_total") - before
+        # Where others had the processors, all images may have been answered before it could hang up.
+        if answered < Settings.max_images:
+            break
+    assert answered < Settings.max_images
+    eventually(lambda: clients_gone(busy) == gone + 1)
+
+
+def clients_gone(server: Server) -> float:
+    return metric(server, "openworld_rejected_total", reason="client_gone")
 
 
 def test_every_answer_belongs_to_its_image(tmp_path: Path) -> None:
