@@ -96,5 +96,12 @@ def stop(server: subprocess.Popen[bytes]) -> None:
         server.wait()
 
 
+def end_in_order() -> None:
+    """Let whoever ends this process otherwise than by Ctrl-C end its server, too, which would outlive it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda told, _: sys.exit(128 + told))
+
+
 if __name__ == "__main__":
+    end_in_order()
     sys.exit(main())

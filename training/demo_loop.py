@@ -386,4 +386,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    demo.end_in_order()
     sys.exit(main())

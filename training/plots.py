@@ -158,7 +158,7 @@ def theorems(claims: Sequence[Claim]) -> Draw:
         axes.set(xscale="log", xlim=(LEAST_NATS / 2, MOST_NATS * 2), xlabel="nats, cut off at both ends")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.invert_yaxis()
-        axes.set_title("The theorems (dot: median, line: 80 % of the images)", pad=20)
+        axes.set_title("The theorems (dot: median, line: 80 % of the images)", pad=20, loc="right")
         handles = [
             Line2D([], [], color=KNOWN, marker="o", label="measured"),
             Line2D([], [], color=TP, marker="o", label="bound"),

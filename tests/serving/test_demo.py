@@ -1,0 +1,30 @@
+"""The last step of `make demo`, however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from serving.demo import taken
+from tests.helpers_serving import ROOT, eventually, free_port, server_environment, write_bundle
+
+
+def test_no_server_outlives_it(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "serving.demo", str(tmp_path), "--port", str(port)],
+        cwd=ROOT,
+        env=server_environment(tmp_path / "home", None),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        assert demo.stdout is not None
+        assert any("Ctrl-C" in line for line in demo.stdout)
+        assert taken(port)
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(timeout=40) == 128 + signal.SIGTERM
+    eventually(lambda: not taken(port))
