@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import ipaddress
 import os
 import sys
 from pathlib import Path
 
+from serving import address
 from serving.layout import BundleError
 from serving.lean import BY_ALL, leave_out
 from serving.preflight import CANNOT_SERVE, begin_check, first_bundle
@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m serving", description="Serve a bundle over HTTP until told to stop."
     )
     parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="instead of OPENWORLD_BUNDLE")
-    parser.add_argument("--host", type=_address, help="default: all addresses of this machine (0.0.0.0)")
-    parser.add_argument("--port", type=_port, help="default: 3000")
+    parser.add_argument("--host", type=address.host, help="default: all addresses of this machine (0.0.0.0)")
+    parser.add_argument("--port", type=address.port, help="default: 3000")
     chosen = parser.parse_args(arguments)
     if chosen.bundle is not None:
         os.environ["OPENWORLD_BUNDLE"] = str(chosen.bundle)
@@ -52,19 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return CANNOT_SERVE
     return 0
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: an IP address such as 127.0.0.1") from error
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: 1 to 65535")
-    return int(text)
 
 
 if __name__ == "__main__":

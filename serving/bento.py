@@ -57,7 +57,10 @@ def serve(service: Service[Any], host: str | None, port: int | None) -> None:
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
             raise
-        raise ListenError(f"{host}:{port}: cannot listen there: {os.strerror(error.errno)}") from error
+        raise ListenError(
+            f"{host}:{port}: cannot listen there: {os.strerror(error.errno)}; allowed: an address of this machine and "
+            "a free port (--host, --port)"
+        ) from error
 
 
 class WholeRequest(IODescriptor):

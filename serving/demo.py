@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from serving import address
 from serving.bundle import load_bundle
 
 PATIENCE = 60.0
@@ -22,7 +23,7 @@ PATIENCE = 60.0
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m serving.demo", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="holds bundle/ and samples/")
-    parser.add_argument("--port", type=int, default=3000)
+    parser.add_argument("--port", type=address.port, default=3000)
     chosen = parser.parse_args(arguments)
     if taken(chosen.port):
         print(f"error: port {chosen.port} is taken; choose another one: make demo PORT=3001", file=sys.stderr)

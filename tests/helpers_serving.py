@@ -220,6 +220,23 @@ def serve_command(port: int, python: str = sys.executable, target: str | None = 
     return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
 
 
+def refused(
+    command: Sequence[str], home: Path, bundle: Path | None, settings: Mapping[str, str] | None = None
+) -> list[str]:
+    """What a server that must not start says on its standard error, line by line."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=server_environment(home, bundle, settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    return done.stderr.splitlines()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -30,7 +30,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from serving import demo
+from serving import address, demo
 from serving.client import Client, Retries, ServiceError
 from serving.decision import NETWORK_NAMES
 from serving.runtime import Model
@@ -366,7 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.demo_loop", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, metavar="RUN", help="a finished run of the digits 0 to 7")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where it happens; made anew")
-    parser.add_argument("--port", type=int, default=3000)
+    parser.add_argument("--port", type=address.port, default=3000)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome here, too")
     chosen = parser.parse_args(arguments)
     if demo.taken(chosen.port):

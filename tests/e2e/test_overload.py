@@ -34,7 +34,7 @@ KEPT = 0.7
 """Share of the peak's answers a second that must be left. Short rounds on a machine that does other things vary by
 a fifth; the benchmark looks at a whole minute."""
 ATTEMPTS = 3
-"""How often the share is measured before it counts as lost: other tests may have taken the processors for a while."""
+"""How often a test looks before it counts as lost: others may have taken the processors for a while."""
 SLACK = 4.0
 """How many times the wait in a full queue the p99 may be; all 64 clients in line would be 8 times."""
 PLACES = 1.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +13,14 @@ import pytest
 from serving.schemas import ErrorAnswer, ServerStatus, SwapAnswer
 from tests.helpers_serving import (
     GRAPH,
-    ROOT,
     Server,
     edit_manifest,
     eventually,
     free_port,
     image_bytes,
     metric,
+    refused,
     serve_command,
-    server_environment,
     serving,
     write_bundle,
 )
@@ -198,19 +196,8 @@ def _commands() -> list[list[str]]:
 
 
 def test_a_shelf_without_a_bundle_refuses_to_start(tmp_path: Path) -> None:
-    done = subprocess.run(
-        serve_command(free_port()),
-        cwd=ROOT,
-        env=server_environment(tmp_path / "home", None, {"OPENWORLD_BUNDLES": str(tmp_path)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"{tmp_path}: no link `current` to a bundle; publish one there first\n",
-    )
+    said = refused(serve_command(free_port()), tmp_path / "home", None, {"OPENWORLD_BUNDLES": str(tmp_path)})
+    assert said == [f"{tmp_path}: no link `current` to a bundle; publish one there first"]
 
 
 def test_without_token_and_shelf_nothing_is_added(server: Server) -> None:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serving.demo import taken
+import pytest
+
+from serving.demo import main, taken
 from tests.helpers_serving import ROOT, eventually, free_port, server_environment, write_bundle
 
 
@@ -28,3 +30,10 @@ def test_no_server_outlives_it(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(timeout=40) == 128 + signal.SIGTERM
     eventually(lambda: not taken(port))
+
+
+def test_a_port_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path), "--port", "70000"])
+    assert stopped.value.code == 2
+    assert "got '70000'; allowed: 1 to 65535" in capsys.readouterr().err

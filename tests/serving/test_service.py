@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,23 +15,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.__main__ import main as serve_main
+from serving.__main__ import main as serve
 from serving.layout import RULE
 from serving.predict import main
 from serving.runtime import Model
 from tests.helpers_serving import (
     COLOURS,
     GREY,
-    ROOT,
     SOURCE,
     Server,
     free_port,
     golden_of,
     image_bytes,
     png_header,
+    refused,
     saved,
     serve_command,
-    server_environment,
     serving,
     write_bundle,
 )
@@ -263,17 +260,7 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str 
     if damage == "wrong golden":
         golden = golden_of(model)
         write_bundle(folder, golden={**golden, "logits": golden["logits"] + np.float32(1)})
-    done = subprocess.run(
-        serve_command(free_port(), target=target),
-        cwd=ROOT,
-        env=server_environment(tmp_path, folder),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    (line,) = refused(serve_command(free_port(), target=target), tmp_path, folder)
     expected = {"missing": "no such bundle directory", "corrupt": "corrupt: sha256", "wrong golden": "logits of the"}
     assert line.startswith(str(folder))
     assert expected[damage] in line
@@ -286,18 +273,10 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str 
 def test_what_cannot_be_had_refuses_to_start(
     tmp_path: Path, bundle: Path, name: str, value: str, target: str | None
 ) -> None:
-    done = subprocess.run(
-        serve_command(free_port(), target=target),
-        cwd=ROOT,
-        env=server_environment(tmp_path, bundle, {name: value, "CUDA_VISIBLE_DEVICES": ""}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
+    settings = {name: value, "CUDA_VISIBLE_DEVICES": ""}
+    said = refused(serve_command(free_port(), target=target), tmp_path, bundle, settings)
     expected = {"OPENWORLD_QUEUE": "OPENWORLD_QUEUE is 'none'", "OPENWORLD_PROVIDER": "CUDA does not work here"}
-    assert done.stderr.splitlines()[-1].startswith(expected[name])
+    assert said[-1].startswith(expected[name])
 
 
 def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Path, client: httpx.Client) -> None:
@@ -309,33 +288,26 @@ def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Pat
 
 
 def test_a_bundle_may_be_named_on_the_command_line(tmp_path: Path, bundle: Path) -> None:
-    """And a second one that the environment names is refused."""
-    command = [sys.executable, "-m", "serving", str(bundle), "--port", str(free_port())]
-    settings = {"OPENWORLD_BUNDLES": str(tmp_path)}
-    environment = server_environment(tmp_path, None, settings)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "OPENWORLD_BUNDLES" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    """It goes before the one that the environment names; a shelf beside it is refused."""
+    missing = tmp_path / "missing"
+    command = [*serve_command(free_port()), str(missing)]
+    (line,) = refused(command, tmp_path, bundle)
+    assert line.startswith(f"{missing}: no such bundle directory")
+    (line,) = refused(command, tmp_path, None, {"OPENWORLD_BUNDLES": str(tmp_path)})
+    assert "OPENWORLD_BUNDLES" in line
 
 
 @pytest.mark.parametrize("option", [("--host", "somewhere"), ("--port", "70000"), ("--port", "0"), ("--port", "x")])
 def test_an_address_that_is_none_is_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        serve_main(list(option))
+        serve(list(option))
     assert stopped.value.code == 2
     assert f"got '{option[1]}'; allowed: " in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, bundle: Path, server: Server) -> None:
-    done = subprocess.run(
-        serve_command(server.port),
-        cwd=ROOT,
-        env=server_environment(tmp_path, bundle),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    (line,) = refused(serve_command(server.port), tmp_path, bundle)
+    assert line == (
+        f"127.0.0.1:{server.port}: cannot listen there: Address already in use; "
+        "allowed: an address of this machine and a free port (--host, --port)"
     )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [f"127.0.0.1:{server.port}: cannot listen there: Address already in use"]
