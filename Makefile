@@ -5,15 +5,15 @@ PORT ?= 3000
 VENV := .venv
 PY := $(VENV)/bin/python
 DEMO := runs/demo
-# Also holds for the environments in which packages are built.
+# Exported, so that pip also uses it in the environments in which it builds packages.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# OpenMP threads that spin while they wait are very slow on a machine that does anything else.
+# OpenMP threads that spin while they wait are very slow on a machine that is busy with something else.
 export OMP_WAIT_POLICY := PASSIVE
-# Every process would compile all that it imports, if Python were told to keep no bytecode.
+# With this variable set, every process would compile everything that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = -m pip install --quiet --progress-bar off
-# Also for servers that are started otherwise than from here.
+# Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
 .PHONY: help demo demo-loop test check bench clean
@@ -25,10 +25,10 @@ help: ## List the targets
 demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT= changes it)
 	@$(PY) -m serving.demo $(DEMO) --port $(PORT)
 
-demo-loop: $(DEMO)/metrics.json ## Meet 8s and 9s as unknowns, name them, learn them and serve them, without a pause
-	@$(PY) -m training.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
+demo-loop: $(DEMO)/metrics.json ## Run the whole loop: 8s and 9s are unknown, get labels, are learned and served, without a pause
+	@$(PY) -m export.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
-# Three at a time use all of two processors: threads of their own would only hold each other up.
+# Three processes keep two processors busy. More OpenMP threads in each would only slow them down.
 test: export OMP_NUM_THREADS := 1
 test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
 	@mkdir -p runs
@@ -45,7 +45,7 @@ bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
 
 clean: ## Remove environments, runs and caches
-	rm -rf $(VENV) .venv-serving runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .venv-serving .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % v)'
@@ -61,11 +61,13 @@ $(VENV)/dev: $(VENV)/train
 	$(PY) $(INSTALL) -e '.[train,dev]'
 	@touch $@
 
+# Contestants that need httptools have an environment of their own, because httptools must not be installed beside our server.
 $(VENV)/bench: $(VENV)/dev
-	$(PY) $(INSTALL) -e '.[train,dev,bench]'
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python $(INSTALL) -e '.[bench]'
 	@touch $@
 
-# What a server needs and nothing else, to prove that it is enough.
+# Only the packages that a server needs. Tests check that they are enough.
 $(VENV)/serving-only: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-serving
 	.venv-serving/bin/python $(INSTALL) -e .
@@ -78,4 +80,4 @@ $(DEMO)/bundle/manifest.json: $(DEMO)/metrics.json
 	$(PY) -m export $(DEMO) --out $(DEMO)/bundle
 
 $(DEMO)/samples: $(DEMO)/bundle/manifest.json
-	$(PY) -m training.samples $(DEMO) --out $@
+	$(PY) -m export.samples $(DEMO) --out $@

@@ -1,62 +1,57 @@
-"""Plain layers for one finished task: what is left when masks have done their work.
+"""Plain layers for one finished task, with its masks and normalisation folded in.
 
-They know nothing of tasks or gates and hold live channels only, so that an exported graph has nothing to skip.
+They hold live channels only and have no notion of tasks or gates, so that an exported graph computes nothing in vain.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from models.mechanism import Conv, Linear
-from models.task_norm import TaskNorm
-from models.unit_mask import Units
-from models.weight_mask import MaskedConv2d, MaskedLinear
+from models.masks.task_layer import SignedMask, Units, WeightLayer
+from models.masks.task_norm import TaskNorm
 
 
 class Ternary(NamedTuple):
-    """Weights that are +s, -s or 0, s constant in each row: what there is to store of them."""
+    """Weights that are +s, -s or 0, with one s per row, in the form in which they are stored."""
 
-    signs: Tensor  # bool, the layer's own tensor, the same for every task
+    signs: Tensor  # bool, the same tensor for every task of a layer
     mask: Tensor  # bool
     scale: Tensor  # [rows]
 
 
 class BakedConv2d(nn.Conv2d):
-    """A plain convolution that may know its weights to be ternary."""
+    """A plain convolution; `ternary` is set if its weights are."""
 
     ternary: Ternary | None = None
 
 
 class BakedLinear(nn.Linear):
-    """A plain linear layer that may know its weights to be ternary."""
+    """A plain linear layer; `ternary` is set if its weights are."""
 
     ternary: Ternary | None = None
 
 
-def bake_conv(conv: Conv, norm: TaskNorm | None, task: int) -> BakedConv2d:
+Baked = TypeVar("Baked", BakedConv2d, BakedLinear)
+
+
+def bake_conv(conv: WeightLayer, norm: TaskNorm | None, task: int) -> BakedConv2d:
     """A smaller convolution with its normalisation folded in."""
     weight, bias, scale = _folded(conv, norm, task)
     out_channels, in_channels, kernel_size, _ = weight.shape
-    baked = BakedConv2d(in_channels, out_channels, kernel_size, conv.stride, conv.padding, bias=bias is not None)
-    _fill(baked, weight, bias)
-    baked.ternary = _ternary(conv, task, scale)
-    return baked
+    baked = BakedConv2d(in_channels, out_channels, kernel_size, *conv.connection[4:], bias=bias is not None)
+    return _filled(baked, weight, bias, conv.signed_mask(task), scale)
 
 
-def bake_linear(linear: Linear, norm: TaskNorm | None, task: int) -> BakedLinear:
+def bake_linear(linear: WeightLayer, norm: TaskNorm | None, task: int) -> BakedLinear:
     """A smaller linear layer with its normalisation folded in."""
     weight, bias, scale = _folded(linear, norm, task)
     baked = BakedLinear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    _fill(baked, weight, bias)
-    baked.ternary = _ternary(linear, task, scale)
-    return baked
+    return _filled(baked, weight, bias, linear.signed_mask(task), scale)
 
 
-def _folded(layer: Conv | Linear, norm: TaskNorm | None, task: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Live weights and bias with the normalisation folded in, and what it multiplied each row by."""
+def _folded(layer: WeightLayer, norm: TaskNorm | None, task: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Live weights and bias with the normalisation folded in, and the factor of each row."""
     weight, bias = layer.live_weight(task), layer.live_bias(task)
     scale = torch.ones(len(weight), dtype=torch.float64, device=weight.device)
     if norm is not None:
@@ -66,28 +61,25 @@ def _folded(layer: Conv | Linear, norm: TaskNorm | None, task: int) -> tuple[Ten
     return weight, bias, scale
 
 
-def _fill(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if bias is not None and layer.bias is not None:
-            layer.bias.copy_(bias)
-
-
-def _ternary(layer: Conv | Linear, task: int, scale: Tensor) -> Ternary | None:
-    if isinstance(layer, MaskedConv2d | MaskedLinear):
-        return Ternary(layer.signs, layer.mask(task), (scale * layer.magnitude).float())
-    return None
+@torch.no_grad()
+def _filled(layer: Baked, weight: Tensor, bias: Tensor | None, signed: SignedMask | None, scale: Tensor) -> Baked:
+    layer.weight.copy_(weight)
+    if bias is not None and layer.bias is not None:
+        layer.bias.copy_(bias)
+    if signed is not None:
+        layer.ternary = Ternary(signed.signs, signed.mask, (scale * signed.magnitude).float())
+    return layer
 
 
 class Align(nn.Module):
-    """Brings the live channels of one layer into the order and number of another's; missing ones are zero."""
+    """Maps the live channels of one layer to those of another; channels that the first does not have are zero."""
 
     index: Tensor
 
     def __init__(self, before: Units, after: Units, task: int) -> None:
         super().__init__()
         position = {int(unit): place for place, unit in enumerate(before.live(task))}
-        # One past the last channel: the zeros that forward appends.
+        # A missing channel gets the index one past the last, where forward appends zeros.
         index = [position.get(int(unit), len(position)) for unit in after.live(task)]
         self.channels = len(position)
         self.missing = len(position) in index

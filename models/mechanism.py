@@ -1,103 +1,73 @@
-"""The two ways to keep tasks apart. A backbone asks one of them for its layers and knows neither."""
+"""A mask mechanism: the layers that keep tasks apart, and its part in the training step.
 
-from __future__ import annotations
+A backbone asks a mechanism for its layers and does not depend on which one it is. The training loop calls the hooks of
+`step_hooks` and nothing else. Mechanisms are registered by name in `models.masks`.
+"""
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from torch import nn
 
-from models.gated import GatedConv2d, GatedLinear
-from models.task_layer import Selection
-from models.task_norm import TaskNorm
-from models.unit_mask import UnitMask, Units
-from models.weight_mask import MaskedConv2d, MaskedLinear, spread_density, spread_links
-
-Conv = GatedConv2d | MaskedConv2d
-Linear = GatedLinear | MaskedLinear
+from models.config import NetworkConfig
+from models.masks.step_hooks import StepHooks
+from models.masks.task_layer import Connection, Selection, Units, WeightLayer
+from models.masks.task_norm import TaskNorm
 
 
-class Mechanism(Protocol):
-    """Hands out units and the layers between them."""
+class LearningSettings(Protocol):
+    """The settings of a training run that mechanisms read."""
 
-    selection: Selection
-    masks: nn.ModuleList
-
-    def units(self, channels: int) -> Units: ...
-    def conv(self, before: Units, after: Units, kernel_size: int, stride: int, padding: int, bias: bool) -> Conv: ...
-    def linear(self, before: Units, after: Units, spread: int = 1) -> Linear: ...
-    def norm(self, after: Units) -> TaskNorm: ...
-    def wired(self) -> None:
-        """Called once, when every layer has been handed out."""
+    @property
+    def max_sharpness(self) -> float: ...
+    @property
+    def sparsity_first(self) -> float: ...
+    @property
+    def sparsity_later(self) -> float: ...
 
 
-class Hat:
-    """Gates on units; weights between two taken units never change again."""
+class Mechanism(ABC):
+    """Creates units and the layers between them. A mechanism has to define `layer`; the rest has defaults."""
 
-    def __init__(self) -> None:
+    affine_norm = True
+    """Whether each task's BatchNorm has a learned scale and shift."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        self.config = config
         self.selection = Selection()
         self.masks = nn.ModuleList()
+        self.layers: list[WeightLayer] = []
 
-    def units(self, channels: int) -> UnitMask:
-        mask = UnitMask(channels, self.selection)
-        self.masks.append(mask)
-        return mask
+    @abstractmethod
+    def layer(self, connection: Connection, bias: bool) -> WeightLayer:
+        """A new convolution or linear layer."""
 
-    def conv(self, before: Units, after: Units, kernel_size: int, stride: int, padding: int, bias: bool) -> GatedConv2d:
-        return GatedConv2d(before, after, kernel_size, stride, padding, bias)
+    def new_units(self, channels: int) -> Units:
+        return Units(channels)
 
-    def linear(self, before: Units, after: Units, spread: int = 1) -> GatedLinear:
-        return GatedLinear(before, after, spread)
+    def layers_built(self) -> None:  # noqa: B027 (optional)
+        """Called once, when all layers of the network have been created."""
 
-    def norm(self, after: Units) -> TaskNorm:
-        return TaskNorm(after, self.selection, affine=True)
+    def step_hooks(self, task: int, settings: LearningSettings) -> StepHooks:
+        """The hooks for learning the features of a task, which was added to the network and is not finished."""
+        return StepHooks()
 
-    def wired(self) -> None:
-        """Gates need nothing more."""
-
-
-class Sup:
-    """Masks on weights that never change at all; units are open to every task."""
-
-    def __init__(self, density: float, links: float = 0.0) -> None:
-        if not 0 < density <= 1:
-            raise ValueError(f"density is {density}; allowed: above 0 and up to 1, such as 0.32")
-        self.selection = Selection()
-        self.masks = nn.ModuleList()
-        self.density = density
-        self.links = links
-        self._layers: list[MaskedConv2d | MaskedLinear] = []
+    # ---- called by backbones
 
     def units(self, channels: int) -> Units:
-        units = Units(channels)
+        units = self.new_units(channels)
         self.masks.append(units)
         return units
 
-    def conv(
-        self, before: Units, after: Units, kernel_size: int, stride: int, padding: int, bias: bool
-    ) -> MaskedConv2d:
-        layer = MaskedConv2d(before, after, self.selection, kernel_size, stride, padding)
-        self._layers.append(layer)
-        return layer
+    def conv(self, before: Units, after: Units, kernel_size: int, stride: int, padding: int, bias: bool) -> WeightLayer:
+        return self._created(Connection(before, after, 1, kernel_size, stride, padding), bias)
 
-    def linear(self, before: Units, after: Units, spread: int = 1) -> MaskedLinear:
-        layer = MaskedLinear(before, after, self.selection, spread)
-        self._layers.append(layer)
-        return layer
+    def linear(self, before: Units, after: Units, inputs_per_unit: int = 1) -> WeightLayer:
+        return self._created(Connection(before, after, inputs_per_unit), bias=True)
 
     def norm(self, after: Units) -> TaskNorm:
-        return TaskNorm(after, self.selection, affine=False)
+        return TaskNorm(after, self.selection, self.affine_norm)
 
-    def wired(self) -> None:
-        if self.links:
-            spread_links(self._layers, self.links)
-        else:
-            spread_density(self._layers, self.density)
-
-
-def make_mechanism(method: str, density: float = 0.32, links: float = 0.0) -> Mechanism:
-    """`hat` or `sup`."""
-    if method == "hat":
-        return Hat()
-    if method == "sup":
-        return Sup(density, links)
-    raise ValueError(f"method is {method!r}; allowed: hat, sup")
+    def _created(self, connection: Connection, bias: bool) -> WeightLayer:
+        self.layers.append(self.layer(connection, bias))
+        return self.layers[-1]

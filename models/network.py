@@ -1,61 +1,24 @@
-"""A body between masks, a projection to learn it with, and a head for each task."""
+"""A body of masked layers, a projection to train it with, and one head and one unknown detector per task."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from models.convnet import convnet
-from models.detectors import Detectors
-from models.heads import ROTATIONS, Projection, RotationHead
-from models.mechanism import make_mechanism
-from models.ranges import ActivationRanges
-from models.resnet import resnet18
-from models.task_layer import TaskLayer
-from models.unit_mask import UnitMask, Units, Wires
+from models.activation_ranges import ActivationRanges
+from models.backbones import BACKBONES
+from models.backbones.backbone import Backbone
+from models.config import ROTATIONS, NetworkConfig
+from models.detectors.detector import UnknownDetector
+from models.detectors.score import Features
+from models.heads import Projection, RotationHead
+from models.masks import MECHANISMS
+from models.masks.task_layer import Connection, TaskLayer, Units
+from models.mechanism import Mechanism
 
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """Everything that fixes a network's shape, before it knows any task."""
-
-    method: str
-    backbone: str
-    height: int
-    width: int
-    channels: int
-    mean: float
-    std: float
-    base: int
-    hidden: int = 0
-    norm: bool = True
-    hidden_norm: bool = False
-    """Whether the hidden layer of the convnet is normalised too."""
-    padded: bool = True
-    pooled: bool = True
-    """Of the convnet: halve feature maps by pooling, or else, with a fraction of the work, by strides."""
-    dropout: float = 0.0
-    projection: int = 128
-    """Dimensions of the contrastive loss; 0 for a network that is learned without it."""
-    density: float = 0.32
-    links: float = 0.0
-    """Of Sup, instead of an overall density: a layer keeps so many weights a unit before and after it, at most half."""
-    rotations: int = ROTATIONS
-    """How many rotations of an image it sees: all four, or 1 where none was taught."""
-
-    def __post_init__(self) -> None:
-        if self.backbone not in BACKBONES:
-            raise ValueError(f"backbone is {self.backbone!r}; allowed: {', '.join(BACKBONES)}")
-        if self.std <= 0:
-            raise ValueError(f"std is {self.std}; allowed: above 0")
-        if self.rotations not in (1, ROTATIONS):
-            raise ValueError(f"rotations is {self.rotations}; allowed: 1, {ROTATIONS}")
-
-
-BACKBONES = ("convnet", "resnet18")
+FITTED = ("detectors.", "ranges.")
+"""Tensors whose shapes are known only once a task is learned."""
 
 
 class Network(nn.Module):
@@ -64,63 +27,44 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        make = make_mechanism(config.method, config.density, config.links)
-        pixels, image_size = Units(config.channels), (config.height, config.width)
-        if config.backbone == "convnet":
-            self.body, units, self.tap = convnet(
-                make,
-                pixels,
-                image_size,
-                channels=(config.base, config.base * 2, config.base * 4),
-                kernels=(3, 3, 2 if config.pooled else 3),
-                padded=config.padded,
-                hidden=config.hidden,
-                norm=config.norm,
-                hidden_norm=config.hidden_norm,
-                pooled=config.pooled,
-                dropout=config.dropout,
-            )
-        else:
-            self.body, units, self.tap = resnet18(make, pixels, image_size, width=config.base)
-        # Registered, though nothing is learned of them, so that they follow the network to its device.
+        self.mechanism: Mechanism = MECHANISMS[config.method](config)
+        pixels = Units(config.channels)
+        backbone: Backbone = BACKBONES[config.backbone](self.mechanism, pixels, config)
+        self.body, self.tap = backbone.body, backbone.tap
+        # Registered, although pixels have no parameters, so that they follow the network to its device.
         self.pixels = pixels
-        self.wires = Wires(pixels, units)
-        self.projection = Projection(make, units, config.projection, make.selection) if config.projection else None
-        make.wired()
-        self.masks = make.masks
+        self.connection = Connection(pixels, backbone.units)
+        self.projection = Projection(self.mechanism, backbone.units, config.projection) if config.projection else None
+        self.mechanism.layers_built()
+        self.masks = self.mechanism.masks
         self.heads = nn.ModuleList()
         self.detectors = nn.ModuleList()
         self.ranges = nn.ModuleList()
-        self._selection = make.selection
 
     def add_task(self, classes: int) -> int:
-        """Make room for a task of so many classes; its number."""
+        """Create the state of a task with this many classes; returns the task's number."""
         for layer in self.task_layers():
             layer.grow()
         device = next(self.parameters()).device
-        self.heads.append(RotationHead(self.wires.after.channels, classes, self.config.rotations).to(device))
-        self.detectors.append(Detectors(classes).to(device))
+        self.heads.append(RotationHead(self.connection.after.channels, classes, self.config.rotations).to(device))
+        self.detectors.append(UnknownDetector(classes).to(device))
         self.ranges.append(ActivationRanges().to(device))
         return len(self.heads) - 1
 
     def finish(self, task: int) -> None:
-        """The features of the task are learned: from now on its gates are 0 or 1 and what it uses is protected."""
+        """Fix the masks of a task whose features are learned, and protect what it uses."""
         for layer in self.task_layers():
             layer.finish(task)
 
-    def features(self, images: Tensor, task: int, sharpness: float | Tensor | None = None) -> Tensor:
-        """[n, channels, height, width] in [0, 1] -> [n, features]; `sharpness` only while the task is learned."""
-        self._selection.task, self._selection.sharpness = task, sharpness
-        features: Tensor = self.body(self.normalised(images))
-        return features
-
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as the body takes them."""
+    def encode(self, images: Tensor) -> Tensor:
+        """The part that is the same for all tasks: images in [0, 1] to the input of the body."""
         return (images - self.config.mean) / self.config.std
 
-    def baked_body(self, task: int) -> nn.Sequential:
-        """The body as plain layers on the channels that a finished task uses."""
-        return nn.Sequential(*[stage.bake(task) for stage in self.body]).eval()  # type: ignore[operator]
+    def features(self, images: Tensor, task: int, sharpness: float | Tensor | None = None) -> Tensor:
+        """[n, channels, height, width] in [0, 1] -> [n, features]; `sharpness` only while the task is learned."""
+        self._select(task, sharpness)
+        features: Tensor = self.body(self.encode(images))
+        return features
 
     def project(self, images: Tensor, task: int, sharpness: float | Tensor | None = None) -> Tensor:
         """Unit vectors for the contrastive loss."""
@@ -130,63 +74,89 @@ class Network(nn.Module):
         return vectors
 
     def rotated_features(self, images: Tensor, task: int) -> Tensor:
-        """[n, ...] -> [rotations, n, features]: what a finished task sees in each rotation of the images."""
-        return self.features(self.turned(images), task).view(self.config.rotations, len(images), -1)
+        """[n, ...] -> [rotations, n, features] of a finished task, for each rotation of the images."""
+        return self.features(self.rotated(images), task).view(self.config.rotations, len(images), -1)
 
-    def turned(self, images: Tensor) -> Tensor:
+    def rotated(self, images: Tensor) -> Tensor:
         """[n, ...] -> [rotations * n, ...]: the images in every rotation that the network sees."""
         return rotations(images, self.config.rotations)
 
     def logits(self, images: Tensor, task: int) -> Tensor:
-        """A finished task's logits [n, classes] as they were learned, before any calibration (the paper's f)."""
+        """A finished task's uncalibrated logits [n, classes] (the paper's f)."""
         return self.head(task).each_rotation(self.rotated_features(images, task)).mean(dim=0)
 
-    def rotated_depths(self, images: Tensor, task: int) -> list[Tensor]:
-        """[n, ...] -> [rotations, n, live features], what a finished task sees: half-way at the tap, and at the end."""
-        self._selection.task, self._selection.sharpness = task, None
-        half, rest = self.body[: self.tap.stage + 1], self.body[self.tap.stage + 1 :]
-        maps: Tensor = half(self.normalised(self.turned(images)))
-        wires = half[-1].wires
-        assert isinstance(wires, Wires)
-        depths = (self.tap.of(maps[:, wires.after.live(task)]), rest(maps)[:, self.wires.after.live(task)])
-        return [features.view(self.config.rotations, len(images), -1) for features in depths]
+    def live_features(self, images: Tensor, task: int) -> Features:
+        """The live features of a finished task at both depths, each [rotations, n, live features]."""
+        self._select(task, None)
+        first, rest = self.body[: self.tap.stage + 1], self.body[self.tap.stage + 1 :]
+        maps: Tensor = first(self.encode(self.rotated(images)))
+        at_tap = cast(Connection, first[-1].connection)
+        shallow = self.tap.read(maps[:, at_tap.after.live(task)])
+        deep = rest(maps)[:, self.connection.after.live(task)]
+        return Features(*(flat.view(self.config.rotations, len(images), -1) for flat in (shallow, deep)))
 
-    def said(self, images: Tensor, task: int) -> dict[str, Tensor]:
-        """All that a finished task says of images in each rotation, ingredient -> [rotations, n, columns]."""
-        return self.said_of(self.rotated_depths(images, task), task)
+    def measure(self, images: Tensor, task: int) -> dict[str, Tensor]:
+        """A finished task's logits and the measurements of its unknown scores: name -> [rotations, n, columns]."""
+        return self.measure_features(self.live_features(images, task), task)
 
-    def said_of(self, depths: list[Tensor], task: int) -> dict[str, Tensor]:
-        """The same from what the task sees at both depths."""
-        head = self.head(task).live_part(self.wires.after.live(task))
-        return {"logits": head.each_rotation(depths[-1]), **self.detector(task).each_rotation(depths)}
+    def measure_features(self, features: Features, task: int) -> dict[str, Tensor]:
+        """The same from the task's live features."""
+        head = self.head(task).live_part(self.connection.after.live(task))
+        return {"logits": head.each_rotation(features.deep), **self.detector(task).measure(features)}
 
-    def detector(self, task: int) -> Detectors:
-        detector = self.detectors[task]
-        assert isinstance(detector, Detectors)
-        return detector
+    def baked_body(self, task: int) -> nn.Sequential:
+        """The body as plain layers on the channels that a finished task uses."""
+        return nn.Sequential(*[stage.bake(task) for stage in self.body]).eval()  # type: ignore[operator]
+
+    def detector(self, task: int) -> UnknownDetector:
+        return cast(UnknownDetector, self.detectors[task])
 
     def activation_ranges(self, task: int) -> ActivationRanges:
-        ranges = self.ranges[task]
-        assert isinstance(ranges, ActivationRanges)
-        return ranges
+        return cast(ActivationRanges, self.ranges[task])
 
     def head(self, task: int) -> RotationHead:
-        head = self.heads[task]
-        assert isinstance(head, RotationHead)
-        return head
+        return cast(RotationHead, self.heads[task])
 
     def task_layers(self) -> Iterator[TaskLayer]:
         return (module for module in self.modules() if isinstance(module, TaskLayer))
 
-    def unit_masks(self) -> list[UnitMask]:
-        return [module for module in self.masks if isinstance(module, UnitMask)]
-
     def trainable(self, task: int) -> list[nn.Parameter]:
-        """What step 1 of learning the task may change; without a projection the head learns together with the body."""
+        """The parameters of step 1; a network without a projection trains the head together with the body."""
         body = [parameter for layer in self.task_layers() for parameter in layer.trainable(task)]
         return body if self.projection is not None else [*body, *self.head(task).parameters()]
+
+    def load_learned(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state dict into a network with the same tasks.
+
+        The shapes of what is fitted to a task's images are taken from the state. Unknown scores that the state does not
+        have are removed from its tasks, and tensors of scores that are not registered are ignored.
+        """
+        for name, value in state.items():
+            owner, _, buffer = name.rpartition(".")
+            if name.startswith(FITTED) and (module := self._submodule(owner)) is not None:
+                module.register_buffer(buffer, torch.empty_like(value))
+        for task in range(len(self.detectors)):
+            scores = self.detector(task).scores
+            for score in list(scores):
+                place = f"detectors.{task}.scores.{score}."
+                if any(place + name not in state for name, _ in scores[score].named_buffers()):
+                    del scores[score]
+        ignored = {
+            name for name in state if name.startswith(FITTED) and self._submodule(name.rpartition(".")[0]) is None
+        }
+        self.load_state_dict({name: value for name, value in state.items() if name not in ignored})
+
+    def _submodule(self, name: str) -> nn.Module | None:
+        try:
+            return self.get_submodule(name)
+        except AttributeError:
+            return None
+
+    def _select(self, task: int, sharpness: float | Tensor | None) -> None:
+        selection = self.mechanism.selection
+        selection.task, selection.sharpness = task, sharpness
 
 
 def rotations(images: Tensor, count: int = ROTATIONS) -> Tensor:
     """[n, channels, height, width] -> [count * n, ...]: all images unrotated, then all by 90 degrees, and so on."""
-    return torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(count)])
+    return torch.cat([torch.rot90(images, quarters, (2, 3)) for quarters in range(count)])

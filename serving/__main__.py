@@ -1,58 +1,63 @@
-"""The server: python -m serving [BUNDLE] [--host HOST] [--port PORT]
+"""The command `openworld serve`, or `python -m serving`.
 
-What `bentoml serve serving.service:OpenWorld` starts as well, and ready sooner: it tests the bundle while BentoML is
-imported, and leaves out what no server uses. Everything else is set by OPENWORLD_* variables (docs/deploy.md).
+Checks the address and runs `bentoml serve serving.service:OpenWorld` with a bound on the time of a shutdown.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
+import math
 import os
 import sys
 from pathlib import Path
 
-from serving import address
-from serving.layout import BundleError
-from serving.lean import BY_ALL, leave_out
-from serving.preflight import CANNOT_SERVE, begin_check, first_bundle
+from serving.host import address
+from serving.host.command import ServingParser
+from serving.host.preflight import CANNOT_SERVE
 from serving.settings import Settings, SettingsError
 
+SERVICE = "serving.service:OpenWorld"
+GRACE = 2
+"""Seconds beyond the deadline for clients to read their responses when the server is stopped."""
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m serving", description="Serve a bundle over HTTP until told to stop."
-    )
-    parser.add_argument("bundle", nargs="?", type=Path, metavar="BUNDLE", help="instead of OPENWORLD_BUNDLE")
-    parser.add_argument("--host", type=address.host, help="default: all addresses of this machine (0.0.0.0)")
-    parser.add_argument("--port", type=address.port, help="default: 3000")
-    chosen = parser.parse_args(arguments)
+
+def main(arguments: list[str] | None = None, program: str = "openworld serve") -> int:
+    """Replace this process by the server; return only if it cannot start."""
+    chosen = _parser(program).parse_args(arguments)
     if chosen.bundle is not None:
         os.environ["OPENWORLD_BUNDLE"] = str(chosen.bundle)
-    # BentoML would report the start to its makers.
+    # BentoML would report its use to its makers.
     os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
     try:
         settings = Settings.from_environment()
-        begin_check(settings, first_bundle(settings))
-    except (SettingsError, BundleError) as error:
+        address.check_free(chosen.host, chosen.port)
+    except (SettingsError, address.ListenError) as error:
         print(error, file=sys.stderr)
         return CANNOT_SERVE
-    # Until it serves, next to nothing that is made goes away again.
-    gc.disable()
-    leave_out(BY_ALL)
+    # Without a timeout, a client that stops reading would keep the server from ending.
+    timeout = f"--timeout-graceful-shutdown={math.ceil(settings.deadline) + GRACE}"
+    options = [f"--host={chosen.host}", f"--port={chosen.port}", timeout]
+    os.execv(sys.executable, [sys.executable, "-m", "bentoml", "serve", SERVICE, *options])
 
-    from serving.bento import ListenError, serve
-    from serving.service import OpenWorld
 
-    gc.freeze()
-    gc.enable()
-    try:
-        serve(OpenWorld, chosen.host, chosen.port)
-    except ListenError as error:
-        print(error, file=sys.stderr)
-        return CANNOT_SERVE
-    return 0
+def _parser(program: str) -> ServingParser:
+    parser = ServingParser(
+        program,
+        "Serve a bundle over HTTP until the process is stopped.",
+        "All other settings are OPENWORLD_* environment variables; see docs/reference/settings.md.\n\n",
+    )
+    parser.add_argument(
+        "bundle", nargs="?", type=Path, metavar="BUNDLE", help="the bundle directory; default: OPENWORLD_BUNDLE"
+    )
+    host, port = os.environ.get("BENTOML_HOST", "0.0.0.0"), os.environ.get("BENTOML_PORT", "3000")
+    parser.add_argument(
+        "--host",
+        type=address.host,
+        default=host,
+        help="the IP address to listen on; default: all (0.0.0.0)",
+    )
+    parser.add_argument("--port", type=address.port, default=port, help="the TCP port to listen on; default: 3000")
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(program="python -m serving"))

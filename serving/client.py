@@ -1,4 +1,4 @@
-"""A typed client, in two flavours:
+"""A typed client for the HTTP API, synchronous and for asyncio:
 
     with Client("http://127.0.0.1:3000") as client:
         answer = client.predict("photo.jpg")
@@ -6,8 +6,8 @@
     async with AsyncClient("http://127.0.0.1:3000") as client:
         answer = await client.predict("photo.jpg")
 
-Requests and answers are made and read in one place; the two flavours only send and wait. What fails on the way there,
-or meets a server that has too much to do, is sent again: every request may be repeated without harm.
+Both share all code except sending and waiting. A request that does not reach the server, or that the server is too busy
+to answer, is sent again. That is safe because no request of this client changes anything on the server.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 import httpx
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ValidationError
 
-from serving.errors import RequestError
-from serving.schemas import SCHEMA, Answer, Answers, ErrorAnswer, ErrorDetail, ModelDescription
+from serving.errors import BY_CODE
+from serving.http.schemas import SCHEMA, Answer, Answers, ErrorAnswer, ErrorDetail, ModelDescription
 
 Picture = bytes | str | os.PathLike[str] | Image.Image
-"""An image file's bytes, its path, or an image in memory."""
+"""The bytes of an image file, its path, or an image in memory."""
 
 TRY_AGAIN = frozenset((429, 503))
 UNREACHABLE, UNREADABLE = "unreachable", "unreadable_answer"
-"""Codes of our own, for a server that says nothing, and for one that says what we cannot read."""
+"""Error codes of the client itself: the server did not respond, or its response cannot be parsed."""
 
 _TRANSIENT = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 _PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
-_STATUS = {error.code: error.status for error in RequestError.__subclasses__()}
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
+Outcome = httpx.Response | httpx.TransportError
 
 
 class ServiceError(Exception):
@@ -57,13 +57,13 @@ class ServiceError(Exception):
         self.got = detail.got
         self.allowed = detail.allowed
         self.status = status
-        """None where nothing came back; for one image of several, what it would have got alone."""
+        """None without a response; for one image of several, the status that it would have got alone."""
         self.request_id = request_id
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and when a request is sent again: after `first` seconds, then twice as long each time, less a bit."""
+    """How often and when a request is sent again: after `first` seconds, then twice as long each time, with jitter."""
 
     attempts: int = 5
     first: float = 0.1
@@ -73,116 +73,93 @@ class Retries:
         if self.attempts < 1 or not 0 <= self.first <= self.longest:
             raise ValueError(f"allowed: attempts from 1, 0 <= first <= longest, such as Retries(); got {self}")
 
-    def pause(self, attempt: int, outcome: httpx.Response | httpx.TransportError) -> float | None:
-        """Seconds to wait after the `attempt`-th try (1 is the first); None if its outcome is final."""
-        asked = 0.0
+    def pause(self, attempt: int, outcome: Outcome) -> float | None:
+        """Seconds to wait after the `attempt`-th attempt, counted from 1; None if its outcome is final."""
+        requested = 0.0
         if isinstance(outcome, httpx.Response):
             if outcome.status_code not in TRY_AGAIN:
                 return None
-            asked = _retry_after(outcome)
+            requested = _retry_after(outcome)
         elif not isinstance(outcome, _TRANSIENT):
             return None
-        # A server that wants to be left alone for longer than we wait is not asked sooner.
-        if attempt >= self.attempts or asked > self.longest:
+        # A server that asks for a longer pause than we wait is not asked again earlier.
+        if attempt >= self.attempts or requested > self.longest:
             return None
-        # Random, so that all who were sent away do not come back at the same moment.
-        return asked + random.uniform(0.5, 1.0) * min(self.first * 2.0 ** (attempt - 1), self.longest)
+        # Random, so that refused clients do not all return at the same moment.
+        return requested + random.uniform(0.5, 1.0) * min(self.first * 2.0 ** (attempt - 1), self.longest)
 
 
-@dataclass(frozen=True)
-class _Ask(Generic[Result]):
-    """A request, and how its outcome becomes a result or a ServiceError."""
+class PredictOptions(TypedDict, total=False):
+    """The optional parameters of a prediction; the first three are those of the API."""
 
-    request: httpx.Request
-    read: Callable[[httpx.Response], Result]
-
-    def result(self, outcome: httpx.Response | httpx.TransportError) -> Result:
-        if isinstance(outcome, httpx.Response):
-            return self.read(outcome)
-        detail = _detail(
-            UNREACHABLE,
-            f"no answer from {self.request.url}",
-            got=f"{type(outcome).__name__} {outcome}".strip(),
-            allowed="a server that answers in time",
-        )
-        raise ServiceError(detail, status=None, request_id=self.request.headers["x-request-id"]) from outcome
+    task: int | None
+    alpha: float | None
+    top: int | None
+    request_id: str | None
 
 
-class _Asks:
-    """Makes requests, with what all of them share."""
+class _BaseClient:
+    """Everything except sending and waiting."""
 
-    def __init__(self, http: httpx.Client | httpx.AsyncClient) -> None:
-        self._http = http
-
-    def predict(self, image: Picture, request_id: str | None, parameters: dict[str, Any]) -> _Ask[Answer]:
-        body = {"content": _file(image), "headers": {"content-type": "application/octet-stream"}}
-        return _Ask(self._post("/predict", request_id, parameters, body), partial(_read, Answer))
-
-    def predict_many(
-        self, images: Sequence[Picture], request_id: str | None, parameters: dict[str, Any]
-    ) -> _Ask[list[Answer | ServiceError]]:
-        body = {"files": [("image", (f"{place}", _file(image))) for place, image in enumerate(images)]}
-        return _Ask(self._post("/predict_many", request_id, parameters, body), _read_many)
-
-    def model(self) -> _Ask[ModelDescription]:
-        request = self._http.build_request("GET", "/model", headers=_identity(None))
-        return _Ask(request, partial(_read, ModelDescription))
-
-    def ready(self) -> httpx.Request:
-        return self._http.build_request("GET", "/readyz", headers=_identity(None))
-
-    def _post(
-        self, path: str, request_id: str | None, parameters: dict[str, Any], body: dict[str, Any]
-    ) -> httpx.Request:
-        headers = {**body.pop("headers", {}), **_identity(request_id)}
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return self._http.build_request("POST", path, params=given, headers=headers, **body)
-
-
-class Client:
-    """Asks a server and waits for it."""
+    _transport: ClassVar[type[httpx.Client | httpx.AsyncClient]]
+    _http: httpx.Client | httpx.AsyncClient
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout: float = 30.0, retries: Retries | None = None
     ) -> None:
-        self._http = httpx.Client(**_settings(url, api_key, timeout))
-        self._asks = _Asks(self._http)
+        key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._http = self._transport(base_url=url, headers=key, timeout=timeout)
         self._retries = retries or Retries()
 
-    def predict(
-        self,
-        image: Picture,
-        *,
-        task: int | None = None,
-        alpha: float | None = None,
-        top: int | None = None,
-        request_id: str | None = None,
-    ) -> Answer:
-        """What an image shows, or that it is unknown."""
-        return self._result(self._asks.predict(image, request_id, {"task": task, "alpha": alpha, "top": top}))
+    def _one(self, image: bytes, options: PredictOptions) -> httpx.Request:
+        body = {"content": image, "headers": {"content-type": "application/octet-stream"}}
+        return self._post("/predict", body, **options)
 
-    def predict_many(
+    def _many(self, images: Sequence[bytes], options: PredictOptions) -> httpx.Request:
+        body = {"files": [("image", (f"{place}", image)) for place, image in enumerate(images)]}
+        return self._post("/predict_many", body, **options)
+
+    def _get(self, path: str) -> httpx.Request:
+        return self._http.build_request("GET", path, headers=_identity(None))
+
+    def _post(
         self,
-        images: Sequence[Picture],
+        path: str,
+        body: dict[str, Any],
         *,
         task: int | None = None,
         alpha: float | None = None,
         top: int | None = None,
         request_id: str | None = None,
-    ) -> list[Answer | ServiceError]:
-        """The same for several images, in order; a bad one gives an error in its own place."""
-        if not images:
-            return []
-        return self._result(self._asks.predict_many(images, request_id, {"task": task, "alpha": alpha, "top": top}))
+    ) -> httpx.Request:
+        headers = {**body.pop("headers", {}), **_identity(request_id)}
+        parameters = {"task": task, "alpha": alpha, "top": top}
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return self._http.build_request("POST", path, params=given, headers=headers, **body)
+
+
+class Client(_BaseClient):
+    """A client that blocks until the response arrives."""
+
+    _transport = httpx.Client
+    _http: httpx.Client
+
+    def predict(self, image: Picture, **options: Unpack[PredictOptions]) -> Answer:
+        """Classify an image, or find that it is unknown."""
+        return self._result(self._one(_file(image), options), _parse_answer)
+
+    def predict_many(self, images: Sequence[Picture], **options: Unpack[PredictOptions]) -> list[Answer | ServiceError]:
+        """The answers for several images, in order; an invalid image yields an error in its own place."""
+        files = [_file(image) for image in images]
+        return self._result(self._many(files, options), _parse_answers) if files else []
 
     def model(self) -> ModelDescription:
-        """What is being served."""
-        return self._result(self._asks.model())
+        """The model that is served."""
+        return self._result(self._get("/model"), _parse_model)
 
     def ready(self) -> bool:
         """Whether the server would answer now."""
-        outcome = self._try(self._asks.ready())
-        return isinstance(outcome, httpx.Response) and outcome.status_code == 200
+        return _is_ready(self._send(self._get("/readyz")))
 
     def close(self) -> None:
         self._http.close()
@@ -193,67 +170,44 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _result(self, ask: _Ask[Result]) -> Result:
+    def _result(self, request: httpx.Request, parse: Callable[[httpx.Response], Result]) -> Result:
         attempt = 1
-        while (pause := self._retries.pause(attempt, outcome := self._try(ask.request))) is not None:
+        while (pause := self._retries.pause(attempt, outcome := self._send(request))) is not None:
             time.sleep(pause)
             attempt += 1
-        return ask.result(outcome)
+        return parse(_received(request, outcome))
 
-    def _try(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+    def _send(self, request: httpx.Request) -> Outcome:
         try:
             return self._http.send(request)
         except httpx.TransportError as error:
             return error
 
 
-class AsyncClient:
-    """As `Client`, for asyncio."""
+class AsyncClient(_BaseClient):
+    """The same as `Client`, for asyncio."""
 
-    def __init__(
-        self, url: str, *, api_key: str | None = None, timeout: float = 30.0, retries: Retries | None = None
-    ) -> None:
-        self._http = httpx.AsyncClient(**_settings(url, api_key, timeout))
-        self._asks = _Asks(self._http)
-        self._retries = retries or Retries()
+    _transport = httpx.AsyncClient
+    _http: httpx.AsyncClient
 
-    async def predict(
-        self,
-        image: Picture,
-        *,
-        task: int | None = None,
-        alpha: float | None = None,
-        top: int | None = None,
-        request_id: str | None = None,
-    ) -> Answer:
-        """What an image shows, or that it is unknown."""
-        parameters = {"task": task, "alpha": alpha, "top": top}
-        return await self._result(self._asks.predict(await _apart(image), request_id, parameters))
+    async def predict(self, image: Picture, **options: Unpack[PredictOptions]) -> Answer:
+        """Classify an image, or find that it is unknown."""
+        return await self._result(self._one(await _file_in_thread(image), options), _parse_answer)
 
     async def predict_many(
-        self,
-        images: Sequence[Picture],
-        *,
-        task: int | None = None,
-        alpha: float | None = None,
-        top: int | None = None,
-        request_id: str | None = None,
+        self, images: Sequence[Picture], **options: Unpack[PredictOptions]
     ) -> list[Answer | ServiceError]:
-        """The same for several images, in order; a bad one gives an error in its own place."""
-        if not images:
-            return []
-        parameters = {"task": task, "alpha": alpha, "top": top}
-        files = [await _apart(image) for image in images]
-        return await self._result(self._asks.predict_many(files, request_id, parameters))
+        """The answers for several images, in order; an invalid image yields an error in its own place."""
+        files = [await _file_in_thread(image) for image in images]
+        return await self._result(self._many(files, options), _parse_answers) if files else []
 
     async def model(self) -> ModelDescription:
-        """What is being served."""
-        return await self._result(self._asks.model())
+        """The model that is served."""
+        return await self._result(self._get("/model"), _parse_model)
 
     async def ready(self) -> bool:
         """Whether the server would answer now."""
-        outcome = await self._try(self._asks.ready())
-        return isinstance(outcome, httpx.Response) and outcome.status_code == 200
+        return _is_ready(await self._send(self._get("/readyz")))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -264,37 +218,49 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _result(self, ask: _Ask[Result]) -> Result:
+    async def _result(self, request: httpx.Request, parse: Callable[[httpx.Response], Result]) -> Result:
         attempt = 1
-        while (pause := self._retries.pause(attempt, outcome := await self._try(ask.request))) is not None:
+        while (pause := self._retries.pause(attempt, outcome := await self._send(request))) is not None:
             await asyncio.sleep(pause)
             attempt += 1
-        return ask.result(outcome)
+        return parse(_received(request, outcome))
 
-    async def _try(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+    async def _send(self, request: httpx.Request) -> Outcome:
         try:
             return await self._http.send(request)
         except httpx.TransportError as error:
             return error
 
 
-def _settings(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
-    key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    return {"base_url": url, "headers": key, "timeout": timeout}
+def _received(request: httpx.Request, outcome: Outcome) -> httpx.Response:
+    """The response, or a ServiceError if there is none."""
+    if isinstance(outcome, httpx.Response):
+        return outcome
+    detail = _detail(
+        UNREACHABLE,
+        f"no answer from {request.url}",
+        got=f"{type(outcome).__name__} {outcome}".strip(),
+        allowed="a server that answers in time",
+    )
+    raise ServiceError(detail, status=None, request_id=request.headers["x-request-id"]) from outcome
 
 
 def _identity(request_id: str | None) -> dict[str, str]:
-    """The same for every try of a request, so that the server's log tells them apart from others."""
+    """The same for every attempt of a request, so that the attempts can be found in the server's log."""
     return {"x-request-id": request_id or uuid.uuid4().hex}
 
 
+def _is_ready(outcome: Outcome) -> bool:
+    return isinstance(outcome, httpx.Response) and outcome.status_code == 200
+
+
 def _file(image: Picture) -> bytes:
-    """The bytes of an image file that shows the image as it stands."""
+    """The bytes of an image file that shows the image upright."""
     if isinstance(image, bytes):
         return image
     if not isinstance(image, Image.Image):
         return Path(image).read_bytes()
-    # Stored as PNG, which keeps every pixel but not the note that a photograph lies on its side.
+    # PNG keeps every pixel, but Pillow does not write the EXIF orientation of a photograph into it.
     upright = ImageOps.exif_transpose(image)
     if upright.mode == "F":
         raise ValueError("image is of mode F, whose range is not known; convert it to one of 8 or 16 bit first")
@@ -307,39 +273,43 @@ def _file(image: Picture) -> bytes:
     return stored.getvalue()
 
 
-async def _apart(image: Picture) -> bytes:
-    """The same in a thread: a disk or an encoder would hold up everything else on the event loop."""
+async def _file_in_thread(image: Picture) -> bytes:
+    """Reading a file or encoding an image would block the event loop."""
     return image if isinstance(image, bytes) else await asyncio.to_thread(_file, image)
 
 
-def _read(model: type[Body], response: httpx.Response) -> Body:
+def _parse(model: type[Body], response: httpx.Response) -> Body:
     if response.status_code != 200:
         raise _refusal(response)
     try:
-        # A newer server of the same schema may say more than we know of.
+        # A newer server with the same schema may send further fields.
         return model.model_validate_json(response.content, extra="ignore")
     except ValidationError:
         raise _unreadable(response) from None
 
 
-def _read_many(response: httpx.Response) -> list[Answer | ServiceError]:
-    identity = response.headers.get("x-request-id")
-    return [
-        entry
-        if isinstance(entry, Answer)
-        else ServiceError(entry.error, status=_STATUS.get(entry.error.code), request_id=identity)
-        for entry in _read(Answers, response).answers
-    ]
+_parse_answer, _parse_model = partial(_parse, Answer), partial(_parse, ModelDescription)
+
+
+def _parse_answers(response: httpx.Response) -> list[Answer | ServiceError]:
+    request_id = response.headers.get("x-request-id")
+    answers = _parse(Answers, response).answers
+    return [entry if isinstance(entry, Answer) else _image_error(entry.error, request_id) for entry in answers]
+
+
+def _image_error(detail: ErrorDetail, request_id: str | None) -> ServiceError:
+    status = BY_CODE[detail.code].status if detail.code in BY_CODE else None
+    return ServiceError(detail, status=status, request_id=request_id)
 
 
 def _refusal(response: httpx.Response) -> ServiceError:
     try:
-        said = ErrorAnswer.model_validate_json(response.content, extra="ignore")
+        refused = ErrorAnswer.model_validate_json(response.content, extra="ignore")
     except ValidationError:
-        # Not from our server: something stands between.
+        # Not a response of this service, but of a proxy in front of it.
         return _unreadable(response)
-    identity = said.request_id or response.headers.get("x-request-id")
-    return ServiceError(said.error, status=response.status_code, request_id=identity)
+    request_id = refused.request_id or response.headers.get("x-request-id")
+    return ServiceError(refused.error, status=response.status_code, request_id=request_id)
 
 
 def _unreadable(response: httpx.Response) -> ServiceError:
@@ -358,7 +328,7 @@ def _detail(code: str, problem: str, *, got: str, allowed: str) -> ErrorDetail:
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds, from a number of them or a date; 0 where the server does not say."""
+    """Seconds, from a number or a date; 0 if the server does not give any."""
     text = response.headers.get("retry-after", "")
     if text.isdigit():
         return float(text)

@@ -1,210 +1,180 @@
-"""Why a request gets no answer.
+"""The errors that a request can be answered with.
 
-    400  the request cannot be taken apart
-    401  no valid API key, or no valid admin token
-    403  the admin parts are off, or another site's page asked for a change
-    404  no such page, no such item in the quarantine, or no such file (command line)
-    405  the page takes another method
-    409  the workers cannot swap their bundle; no quarantine to label; a label that was learned already
-    413  too many bytes, pixels or images
-    415  not a kind of thing that is read here
-    422  well-formed, but its content cannot be used
-    431  too many bytes of headers
-    500  the model or the server failed, not the caller
-    503  too much to do; the same request may be sent again after Retry-After seconds
-    504  not answered before the deadline
-
-Each error has such a status, a short code for programs, and says what was got and what is allowed.
+Every error is an HTTP exception with a status, a short code for programs, and a message that says what was received
+and what is allowed. The docstring of a class describes it in the API document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
-LONGEST_ECHO = 200
+from starlette.exceptions import HTTPException
+
+from serving.bundle.errors import ImageError
+
+MAX_ECHO = 200
 
 
 def shortened(text: str) -> str:
-    """What a caller made up, for an answer or a log."""
-    return text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}..."
+    """Text from a caller, cut to a length that suits a response or a log line."""
+    return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}..."
 
 
-class RequestError(Exception):
-    """A request that gets no answer; the server goes on."""
+class RequestError(HTTPException):
+    """The request is not answered; the server goes on."""
 
     status: ClassVar[int]
     code: ClassVar[str]
+    default_headers: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, problem: str, *, got: str, allowed: str) -> None:
-        shown = shortened(got)
-        super().__init__(f"{problem}: got {shown}; allowed: {allowed}")
-        self.got = shown
+    def __init_subclass__(cls, *, status: int, code: str) -> None:
+        cls.status, cls.code = status, code
+
+    def __init__(self, problem: str, *, got: str, allowed: str, headers: Mapping[str, str] | None = None) -> None:
+        self.got = shortened(got)
         self.allowed = allowed
+        self.message = f"{problem}: got {self.got}; allowed: {allowed}"
+        super().__init__(self.status, self.message, dict(headers or self.default_headers))
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What the response says beside its body."""
-        return {}
+    def __str__(self) -> str:
+        return self.message
 
-    def alone(self) -> Self:
-        """Without the way that it came: frames hold all of a request and may lead back to its error.
+    def without_traceback(self) -> Self:
+        """The error without references to the frames that raised it.
 
-        A worker hardly ever looks for such cycles, and each would keep an image with all its pixels.
+        Frames hold the whole request and may lead back to their error. Such cycles are collected rarely, and each of
+        them would keep an image with all its pixels in memory.
         """
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self
 
 
-class MalformedRequestError(RequestError):
-    status, code = 400, "malformed_request"
+class MalformedRequestError(RequestError, status=400, code="malformed_request"):
+    """the request cannot be parsed"""
 
 
-class UnauthorizedError(RequestError):
-    status, code = 401, "unauthorized"
+class UnauthorizedError(RequestError, status=401, code="unauthorized"):
+    """no valid API key; only servers with a key ask for one"""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"www-authenticate": "Bearer"}
+    default_headers: ClassVar = {"www-authenticate": "Bearer"}
 
 
-class AdminTokenError(UnauthorizedError):
-    @property
-    def headers(self) -> dict[str, str]:
-        # What makes a browser ask for it.
-        return {"www-authenticate": 'Basic realm="openworld"'}
+class AdminTokenError(UnauthorizedError, status=401, code="unauthorized"):
+    """no valid admin token"""
 
+    # Makes a browser ask for the token.
+    default_headers: ClassVar = {"www-authenticate": 'Basic realm="openworld"'}
 
-class AdminOffError(RequestError):
-    status, code = 403, "admin_off"
 
+class AdminOffError(RequestError, status=403, code="admin_off"):
+    """the server has no admin token"""
 
-class CrossSiteError(RequestError):
-    status, code = 403, "cross_site"
 
+class CrossSiteError(RequestError, status=403, code="cross_site"):
+    """a page of another site asked for a change"""
 
-class PageError(RequestError):
-    status, code = 404, "not_found"
 
+class PageError(RequestError, status=404, code="not_found"):
+    """no such page"""
 
-class NoSuchItemError(RequestError):
-    """Neither an item nor a group of the quarantine has that number (any more)."""
 
-    status, code = 404, "no_such_item"
+class NoSuchItemError(RequestError, status=404, code="no_such_item"):
+    """no such image or group in the quarantine"""
 
 
-class UnreadableFileError(RequestError):
-    status, code = 404, "unreadable_file"
+class UnreadableFileError(RequestError, status=404, code="unreadable_file"):
+    """the file cannot be read (command line)"""
 
 
-class MethodError(RequestError):
-    status, code = 405, "method_not_allowed"
+class MethodError(RequestError, status=405, code="method_not_allowed"):
+    """the page takes another method"""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"allow": self.allowed}
 
+class SwapError(RequestError, status=409, code="swap_failed"):
+    """the workers cannot swap their bundle, although the bundle itself may be good"""
 
-class SwapError(RequestError):
-    """Nothing is wrong with the bundle itself."""
 
-    status, code = 409, "swap_failed"
+class QuarantineOffError(RequestError, status=409, code="quarantine_off"):
+    """the server has no quarantine"""
 
 
-class QuarantineOffError(RequestError):
-    status, code = 409, "quarantine_off"
+class AlreadyLearnedError(RequestError, status=409, code="already_learned"):
+    """a model has learned the label, so it cannot be changed"""
 
 
-class AlreadyLearnedError(RequestError):
-    """The label is in a model, and no longer to be changed."""
+class TooManyBytesError(RequestError, status=413, code="too_many_bytes"):
+    """too many bytes"""
 
-    status, code = 409, "already_learned"
 
+class TooManyPixelsError(RequestError, status=413, code="too_many_pixels"):
+    """too many pixels"""
 
-class TooManyBytesError(RequestError):
-    status, code = 413, "too_many_bytes"
 
+class TooManyImagesError(RequestError, status=413, code="too_many_images"):
+    """too many images"""
 
-class TooManyPixelsError(RequestError):
-    status, code = 413, "too_many_pixels"
 
+class MediaTypeError(RequestError, status=415, code="unsupported_media_type"):
+    """a content type that is not accepted here"""
 
-class TooManyImagesError(RequestError):
-    status, code = 413, "too_many_images"
 
+class ImageFormatError(RequestError, status=415, code="unsupported_image"):
+    """not an image of a supported format"""
 
-class MediaTypeError(RequestError):
-    status, code = 415, "unsupported_media_type"
 
+class EmptyImageError(RequestError, status=422, code="empty_image"):
+    """the image is empty"""
 
-class ImageFormatError(RequestError):
-    status, code = 415, "unsupported_image"
 
+class BrokenImageError(RequestError, status=422, code="broken_image"):
+    """the image is damaged"""
 
-class EmptyImageError(RequestError):
-    status, code = 422, "empty_image"
 
+class ParameterError(RequestError, status=422, code="bad_parameter"):
+    """a parameter is unknown or out of range"""
 
-class BrokenImageError(RequestError):
-    status, code = 422, "broken_image"
 
+class BadLabelError(RequestError, status=422, code="bad_label"):
+    """the label cannot be used"""
 
-class ParameterError(RequestError):
-    status, code = 422, "bad_parameter"
 
+class BundleRefusedError(RequestError, status=422, code="bundle_refused"):
+    """the bundle is refused; every worker goes on with the one before"""
 
-class BadLabelError(RequestError):
-    status, code = 422, "bad_label"
 
+class ClientGoneError(RequestError, status=499, code="client_gone"):
+    """the client closed the connection; the status is only for the log"""
 
-class BundleRefusedError(RequestError):
-    """What was served goes on being served."""
 
-    status, code = 422, "bundle_refused"
+class OutputError(RequestError, status=500, code="model_failed"):
+    """the network produced NaN or infinity for this image"""
 
 
-class ClientGoneError(RequestError):
-    """Nobody is left to read the answer; the status is for the log alone."""
+class ServerError(RequestError, status=500, code="server_failed"):
+    """the server failed; its log has the details"""
 
-    status, code = 499, "client_gone"
 
+class BusyError(RequestError, status=503, code="busy"):
+    """too much to do; send the same request again after Retry-After seconds"""
 
-class HeadTooLargeError(RequestError):
-    """There is no request yet, nor whoever would count it."""
+    def __init__(self, problem: str, *, got: str, allowed: str, retry_after: int = 1) -> None:
+        super().__init__(problem, got=got, allowed=allowed, headers={"retry-after": str(retry_after)})
 
-    status, code = 431, "head_too_large"
 
+class QuarantineAwayError(RequestError, status=503, code="quarantine_unavailable"):
+    """the quarantine is unavailable; send the same request again after Retry-After seconds"""
 
-class OutputError(RequestError):
-    status, code = 500, "model_failed"
+    default_headers: ClassVar = {"retry-after": "5"}
 
 
-class ServerError(RequestError):
-    """A mistake of ours; the log has the details."""
+class DeadlineError(RequestError, status=504, code="deadline_exceeded"):
+    """no answer before the deadline"""
 
-    status, code = 500, "server_failed"
 
+BY_CODE: dict[str, type[RequestError]] = {error.code: error for error in RequestError.__subclasses__()}
 
-class BusyError(RequestError):
-    status, code = 503, "busy"
 
-    def __init__(self, problem: str, *, got: str, allowed: str, retry_after: int) -> None:
-        super().__init__(problem, got=got, allowed=allowed)
-        self.retry_after = retry_after
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"retry-after": str(self.retry_after)}
-
-
-class QuarantineAwayError(RequestError):
-    """Its database or the place of its images; predictions go on."""
-
-    status, code = 503, "quarantine_unavailable"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"retry-after": "5"}
-
-
-class DeadlineError(RequestError):
-    status, code = 504, "deadline_exceeded"
+def refused_image(error: ImageError) -> RequestError:
+    """The response to an image that cannot be answered: the same code and text, with an HTTP status."""
+    return BY_CODE[error.code](error.problem, got=error.got, allowed=error.allowed)

@@ -1,106 +1,139 @@
-"""The server: bentoml serve serving.service:OpenWorld
+"""The BentoML service: `bentoml serve serving.service:OpenWorld`, or `python -m serving`.
 
-The command that starts workers imports this, and a server is ready only after it did: what workers alone need is
-imported by them (`serving.app`).
+The process that supervises the workers imports this module, too. What only workers need is imported by them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import bentoml
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp
+from bentoml.validators import ContentType
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.bento import LeanService, WholeRequest, home, start_lean_workers
-from serving.group import VARIABLE as GROUP_VARIABLE
-from serving.layout import BundleError
-from serving.logs import log_as
-from serving.machine import available_cpus, plan
-from serving.preflight import CANNOT_SERVE, check_in_child, first_bundle, found_group
-from serving.schemas import Answer, Answers
-from serving.settings import PREFIX, Settings, SettingsError
+from serving.bundle.errors import BundleError
+from serving.errors import RequestError
+from serving.host.cpus import available_cpus, plan_cpus
+from serving.host.memory import request_large_pages
+from serving.host.preflight import CANNOT_SERVE, bentoml_home, check_in_child, create_group, first_bundle
+from serving.http.schemas import Answer, Answers, error_answer
+from serving.settings import Settings, SettingsError, variable
+from serving.telemetry import log
+from serving.telemetry.logs import configure_logging
+
+MIN_TIMEOUT, MARGIN = 30, 5
+"""Seconds. BentoML's own timeout comes after every deadline of ours. It keeps a timer in memory for each request until
+it has passed, so it should not be longer than needed."""
+
+ImageFile = Annotated[Path, ContentType("image/*")]
 
 
 def _settings() -> Settings:
     try:
         return Settings.from_environment()
     except SettingsError:
-        # The deployment hook says so and stops the server: to import a module does not end a process.
+        # Importing a module must not end the process: the deployment hook reports the error and stops the server.
         return Settings()
-
-
-class _Service(LeanService):
-    def pages(self) -> ASGIApp:
-        from serving.app import pages
-
-        return pages
-
-    def around(self, app: ASGIApp) -> ASGIApp:
-        from serving.app import around
-
-        return around(app)
 
 
 @bentoml.service(
     name="openworld",
-    service_class=_Service,
-    workers=plan(_settings(), available_cpus()).workers,
+    workers=plan_cpus(_settings(), available_cpus()).workers,
+    traffic={"timeout": max(MIN_TIMEOUT, _settings().deadline) + MARGIN},
+    # The web application has metrics and a log of its own.
     metrics={"enabled": False},
     logging={"access": {"enabled": False}},
-    tracing={"excluded_urls": "livez,readyz,healthz,metrics"},
+    tracing={"excluded_urls": "livez,readyz,healthz,metrics" if _settings().tracing else "."},
 )
 class OpenWorld:
-    """Tells what an image shows, or that it shows nothing that was taught."""
+    """Classifies images, or says that they belong to no learned class."""
 
     @bentoml.on_deployment
     @staticmethod
-    def refuse_what_cannot_be_served() -> None:
+    def prepare() -> None:
+        """Check everything that could stop a worker before a port is opened; runs in the supervisor."""
         try:
             settings = Settings.from_environment()
-        except SettingsError as error:
-            print(error, file=sys.stderr)
-            sys.exit(CANNOT_SERVE)
-        log_as(settings.log)
-        start_lean_workers()
-        # The workers inherit it, and may run in another directory.
-        if settings.bundles is None:
-            os.environ["OPENWORLD_BUNDLE"] = str(settings.bundle)
-        else:
-            os.environ["OPENWORLD_BUNDLES"] = str(settings.bundles)
-        for name in ("quarantine_url", "quarantine_images"):
-            if value := getattr(settings, name):
-                os.environ[PREFIX + name.upper()] = value
-        try:
+            configure_logging(settings.log)
+            _set_environment(settings)
             bundle = first_bundle(settings)
-            if code := check_in_child(settings, bundle):
+            if code := check_in_child(bundle):
                 sys.exit(code)
             if settings.swappable:
-                os.environ[GROUP_VARIABLE] = str(found_group(settings, bundle, home()).folder)
-        except BundleError as error:
+                os.environ[variable("group")] = str(create_group(settings, bundle, bentoml_home()).folder)
+        except (SettingsError, BundleError) as error:
             print(error, file=sys.stderr)
             sys.exit(CANNOT_SERVE)
+        if importlib.util.find_spec("httptools") is not None:
+            log.warning(
+                "httptools is installed and used by uvicorn; uninstall it: it does not limit headers and trailers"
+            )
 
     def __init__(self) -> None:
-        from serving.app import started_engine
+        from serving.inference.engine import Engine
 
-        self.engine = started_engine()
+        self.engine = Engine(Settings.from_environment())
+        self.engine.start()
 
     @bentoml.on_shutdown
     def close(self) -> None:
         self.engine.close()
 
-    # BentoML shows these to its own clients, and calls them when it traces; else the layer around it answers first.
-    @bentoml.api(input_spec=WholeRequest, output_spec=Answer)
-    async def predict(self, request: Request) -> Response:
-        """Say what an image shows, or that it is unknown."""
-        reply = await self.engine.predictions.one(request.scope, request.receive)
-        return Response(reply.body, reply.status, reply.headers, media_type="application/json")
+    # BentoML describes these two methods to its clients. Over HTTP, `Frontend` reads the uploads, within limits, and
+    # passes the images to the same queue.
+    @bentoml.api
+    async def predict(self, image: ImageFile) -> Answer:
+        """Classify an image, or say that it is unknown."""
+        (outcome,) = await self._predict([image])
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return Answer.model_validate_json(outcome)
 
-    @bentoml.api(input_spec=WholeRequest, output_spec=Answers)
-    async def predict_many(self, request: Request) -> Response:
-        """Say what each of several images shows; a bad one spoils only its own answer."""
-        reply = await self.engine.predictions.many(request.scope, request.receive)
-        return Response(reply.body, reply.status, reply.headers, media_type="application/json")
+    @bentoml.api
+    async def predict_many(self, images: list[Path]) -> Answers:
+        """Classify several images; an invalid image yields an error in its own place."""
+        return Answers(
+            answers=tuple(
+                error_answer(outcome) if isinstance(outcome, RequestError) else Answer.model_validate_json(outcome)
+                for outcome in await self._predict(images)
+            )
+        )
+
+    async def _predict(self, files: Sequence[Path]) -> list[str | RequestError]:
+        queue = self.engine.queue
+        loaded = queue.loaded
+        return await queue.predict([file.read_bytes for file in files], loaded.default_options, loaded)
+
+
+class Frontend:
+    """ASGI middleware that answers every request; BentoML only gets start-up, shutdown and a few GET requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        from serving.http.app import make_app
+
+        settings = Settings.from_environment()
+        configure_logging(settings.log)
+        self._bentoml = app
+        self._app = make_app(settings, lambda: bentoml.get_current_service().engine, app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._bentoml if scope["type"] == "lifespan" else self._app
+        await app(scope, receive, send)
+
+
+# The decorator has no types: mypy takes the service for its class.
+OpenWorld.add_asgi_middleware(Frontend)  # type: ignore[attr-defined]
+
+
+def _set_environment(settings: Settings) -> None:
+    """Set the variables that the workers inherit; they may run in another directory."""
+    request_large_pages(os.environ)
+    chosen = "bundle" if settings.bundles is None else "bundles"
+    for name in (chosen, "quarantine_url", "quarantine_images"):
+        if value := getattr(settings, name):
+            os.environ[variable(name)] = str(value)

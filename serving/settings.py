@@ -1,210 +1,188 @@
-"""Everything that the environment may say about a server, checked before a port is opened."""
+"""The settings of a server, read from OPENWORLD_* environment variables and checked before a port is opened."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from serving.bundle.precisions import PRECISION_CHOICES
+from serving.bundle.providers import PROVIDER_CHOICES
 
 PREFIX = "OPENWORLD_"
-PROVIDER_VARIABLE = "OPENWORLD_PROVIDER"
-PROVIDER_CHOICES = ("auto", "cuda", "cpu")
-PRECISION_VARIABLE = "OPENWORLD_PRECISION"
-PRECISION_CHOICES = ("auto", "fp32", "int8", "fp16")
 LOG_CHOICES = ("json", "text")
 SQLITE, POSTGRESQL = "sqlite", ("postgresql", "postgres", "postgresql+psycopg")
+DATABASES = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE"
 
 HOME = Path(__file__).resolve().parents[1]
-"""The project, or its copy inside a built bento; the default bundle lies in it."""
+"""The project, or its copy inside a built bento; it contains the default bundle."""
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used; the message says which, what it was and what is allowed."""
+    """A setting that cannot be used; the message has its name, its value (never a secret) and what is allowed."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a server runs. Zero means: as it fits the machine and the model."""
-
-    bundle: Path = HOME / "runs/demo/bundle"
-    provider: str = "auto"
-    precision: str = "auto"
-    alpha: float | None = None
-    """None: the bundle's."""
-    workers: int = 0
-    threads: int = 0
-    batch: int = 0
-    queue: int = 128
-    deadline: float = 30.0
-    max_bytes: int = 10 * 1024 * 1024
-    max_pixels: int = 16_000_000
-    max_images: int = 64
-    max_body: int = 64 * 1024 * 1024
-    max_held: int = 128 * 1024 * 1024
-    api_key: str | None = field(default=None, repr=False)
-    log: str = "json"
-    access_log: bool = True
-    tracing: bool = False
-    window: int = 1000
-    bundles: Path | None = None
-    admin_token: str | None = field(default=None, repr=False)
-    quarantine_url: str | None = field(default=None, repr=False)
-    quarantine_images: str | None = None
-    quarantine_max_items: int = 10_000
-    quarantine_max_bytes: int = 1024**3
-    quarantine_max_days: float = 30.0
-    quarantine_audit_share: float = 0.0
-    quarantine_queue: int = 256
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the settings; a variable that is empty counts as not set."""
-        given = {name: text for name in _READERS if (text := environment.get(PREFIX + name.upper(), ""))}
-        values = {name: _read(PREFIX + name.upper(), text, _READERS[name]) for name, text in given.items()}
-        for name in ("api_key", "admin_token"):
-            variable = f"{PREFIX}{name.upper()}_FILE"
-            if file := environment.get(variable, ""):
-                _allow_one(name, values, variable)
-                values[name] = _read(variable, file, _key_file)
-        if "bundles" in values:
-            _allow_one("bundle", values, PREFIX + "BUNDLES")
-        if "quarantine_images" not in values and not values.get("quarantine_url", SQLITE).startswith(SQLITE):
-            raise SettingsError(
-                f"{PREFIX}QUARANTINE_URL is a server and {PREFIX}QUARANTINE_IMAGES is not set; allowed: both, or SQLite"
-            )
-        return cls(**values)
-
-    @property
-    def swappable(self) -> bool:
-        """Whether another bundle may come while the server runs."""
-        return self.bundles is not None or self.admin_token is not None
+def variable(field: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + field.upper()
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """How a text becomes a value, and what is allowed, for people."""
-
-    parse: Callable[[str], Any]
-    allowed: str
+def _absolute(path: Path) -> Path:
+    """Absolute, for processes in other directories. Links are not followed, because they may be changed later."""
+    return Path(os.path.abspath(path))
 
 
-def _read(variable: str, text: str, reader: _Reader) -> Any:
-    try:
-        return reader.parse(text)
-    except (ValueError, OSError) as error:
-        # A key must never reach a log, not even a bad one.
-        got = str(error) if any(word in variable for word in ("KEY", "TOKEN", "URL")) else repr(text)
-        raise SettingsError(f"{variable} is {got}; allowed: {reader.allowed}") from None
+def _switch(value: object) -> object:
+    if isinstance(value, str) and value not in ("on", "off"):
+        raise ValueError(value)
+    return value
 
 
-def _allow_one(name: str, values: Mapping[str, Any], variable: str) -> None:
-    if name in values:
-        raise SettingsError(f"{PREFIX}{name.upper()} and {variable} are both set; allowed: one of them")
-
-
-def _absolute(text: str) -> Path:
-    """For processes in other directories, too; links are not followed, because they may lead elsewhere later."""
-    return Path(os.path.abspath(text))
-
-
-def _whole(least: int, most: int = 2**40) -> _Reader:
-    def parse(text: str) -> int:
-        number = int(text)
-        if not least <= number <= most:
-            raise ValueError(text)
-        return number
-
-    return _Reader(parse, f"a whole number from {least}" + (f" to {most}" if most < 2**40 else ""))
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not (0 < number < math.inf):
-        raise ValueError(text)
-    return number
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 <= share <= 1:
-        raise ValueError(text)
-    return share
-
-
-def _inner_share(text: str) -> float:
-    share = _share(text)
-    if share in (0, 1):
-        raise ValueError(text)
-    return share
-
-
-def _database(text: str) -> str:
-    """The URL, with the absolute path of a file; without the database library, which takes long to import."""
-    scheme, _, rest = text.partition("://")
-    if scheme in POSTGRESQL and rest:
-        return text
-    if scheme != SQLITE:
-        # What comes after it may hold a password.
-        raise ValueError(f"a URL of {scheme if rest else 'no scheme'!r}")
-    if len(rest) < 2 or not rest.startswith("/") or rest == "/:memory:":
-        raise ValueError("a URL of SQLite without a file")
-    return f"{SQLITE}:///{_absolute(rest[1:])}"
-
-
-def _one_of(*choices: str) -> _Reader:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(text)
-        return text
-
-    return _Reader(parse, ", ".join(choices))
-
-
-def _switch(text: str) -> bool:
-    return {"on": True, "off": False}[_one_of("on", "off").parse(text)]
-
-
-def _checked_key(text: str) -> str:
+def _key(text: str) -> str:
     if not (len(text) >= 16 and text.isascii() and text.isprintable() and " " not in text):
         raise ValueError(f"a key of {len(text)} characters")
     return text
 
 
-_KEY_RULE = "at least 16 printable ASCII characters without spaces"
-_key_file = _Reader(lambda path: _checked_key(Path(path).read_text().strip()), f"a file that holds {_KEY_RULE}")
+def _database(text: str) -> str:
+    """The URL, with the absolute path of a file. Does not import the database library, which takes long."""
+    scheme, _, rest = text.partition("://")
+    if scheme in POSTGRESQL and rest:
+        return text
+    if scheme != SQLITE:
+        # The rest may contain a password.
+        raise ValueError(f"a URL of {scheme if rest else 'no scheme'!r}")
+    if len(rest) < 2 or not rest.startswith("/") or rest == "/:memory:":
+        raise ValueError("a URL of SQLite without a file")
+    return f"{SQLITE}:///{_absolute(Path(rest[1:]))}"
 
-_READERS: dict[str, _Reader] = {
-    "bundle": _Reader(_absolute, "a bundle directory"),
-    "provider": _one_of(*PROVIDER_CHOICES),
-    "precision": _one_of(*PRECISION_CHOICES),
-    "alpha": _Reader(_inner_share, "a number between 0 and 1, such as 0.05"),
-    "workers": _whole(1, 256),
-    "threads": _whole(1, 256),
-    "batch": _whole(1, 1024),
-    "queue": _whole(1),
-    "deadline": _Reader(_positive, "seconds, more than 0"),
-    "max_bytes": _whole(1),
-    "max_pixels": _whole(1),
-    "max_images": _whole(1),
-    "max_body": _whole(1),
-    "max_held": _whole(1),
-    "api_key": _Reader(_checked_key, _KEY_RULE),
-    "log": _one_of(*LOG_CHOICES),
-    "access_log": _Reader(_switch, "on, off"),
-    "tracing": _Reader(_switch, "on, off"),
-    "window": _whole(1),
-    "bundles": _Reader(_absolute, "a folder of bundles"),
-    "admin_token": _Reader(_checked_key, _KEY_RULE),
-    "quarantine_url": _Reader(_database, "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE"),
-    "quarantine_images": _Reader(
-        lambda text: text if "://" in text else str(_absolute(text)), "a folder, or a URL that fsspec knows"
-    ),
-    "quarantine_max_items": _whole(1),
-    "quarantine_max_bytes": _whole(1),
-    "quarantine_max_days": _Reader(_positive, "days, more than 0"),
-    "quarantine_audit_share": _Reader(_share, "a number from 0 to 1"),
-    "quarantine_queue": _whole(1),
-}
+
+def _folder_or_url(text: str) -> str:
+    return text if "://" in text else str(_absolute(Path(text)))
+
+
+def _one_of(choices: tuple[str, ...], default: str) -> Any:
+    return Field(default, pattern=f"^({'|'.join(choices)})$", description=", ".join(choices))
+
+
+KEY_RULE = "at least 16 printable ASCII characters without spaces"
+# The description of a field is what its error message shows as allowed. A field without repr is a secret.
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Count = Annotated[int, Field(ge=1, le=2**40, description="a whole number from 1")]
+Processes = Annotated[int, Field(ge=1, le=256, description="a whole number from 1 to 256")]
+Switch = Annotated[bool, BeforeValidator(_switch), Field(description="on, off")]
+Key = Annotated[str, AfterValidator(_key)]
+
+
+class _Environment(BaseSettings):
+    """Settings that are read from the environment by `from_environment` only; an empty variable counts as not set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", validate_default=False
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # Settings that code constructs do not depend on the environment.
+        return (init_settings,)
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Read and check the variables; raises a SettingsError."""
+        try:
+            return cls(**EnvSettingsSource(cls)())
+        except ValidationError as error:
+            detail = error.errors()[0]
+            name = str(detail["loc"][0])
+            field = cls.model_fields[name]
+            # A secret must never reach a log, not even an invalid one.
+            got = repr(detail["input"]) if field.repr else str(detail["ctx"]["error"])
+            raise SettingsError(f"{variable(name)} is {got}; allowed: {field.description}") from None
+
+
+class Settings(_Environment):
+    """How a server runs. Zero means that the value is chosen for the machine and the model."""
+
+    bundle: AbsolutePath = Field(default=HOME / "runs/demo/bundle", description="a bundle directory")
+    provider: str = _one_of(PROVIDER_CHOICES, "auto")
+    precision: str = _one_of(PRECISION_CHOICES, "auto")
+    alpha: float | None = Field(default=None, gt=0, lt=1, description="a number between 0 and 1, such as 0.05")
+    """None: the bundle's own."""
+    workers: Processes = 0
+    threads: Processes = 0
+    batch: int = Field(default=0, ge=1, le=1024, description="a whole number from 1 to 1024")
+    queue: Count = 128
+    deadline: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds, more than 0")
+    max_bytes: Count = 10 * 1024 * 1024
+    max_pixels: Count = 16_000_000
+    max_images: Count = 64
+    max_body: Count = 64 * 1024 * 1024
+    max_held: Count = 128 * 1024 * 1024
+    api_key: Key | None = Field(default=None, description=KEY_RULE, repr=False)
+    api_key_file: Path | None = None
+    log: str = _one_of(LOG_CHOICES, "json")
+    access_log: Switch = True
+    tracing: Switch = False
+    window: Count = 1000
+    bundles: AbsolutePath | None = Field(default=None, description="a folder of bundles")
+    admin_token: Key | None = Field(default=None, description=KEY_RULE, repr=False)
+    admin_token_file: Path | None = None
+    samples: AbsolutePath | None = Field(default=None, description="a folder of images")
+    quarantine_url: Annotated[str, AfterValidator(_database)] | None = Field(
+        default=None, description=DATABASES, repr=False
+    )
+    quarantine_images: Annotated[str, AfterValidator(_folder_or_url)] | None = Field(
+        default=None, description="a folder, or a URL that fsspec knows"
+    )
+    quarantine_max_items: Count = 10_000
+    quarantine_max_bytes: Count = 1024**3
+    quarantine_max_days: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="days, more than 0")
+    quarantine_audit_share: float = Field(default=0.0, ge=0, le=1, description="a number from 0 to 1")
+    quarantine_queue: Count = 256
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_key_files(cls, values: dict[str, Any]) -> dict[str, Any]:
+        values = dict(values)
+        for one, other in (("api_key", "api_key_file"), ("admin_token", "admin_token_file"), ("bundle", "bundles")):
+            if one in values and other in values:
+                raise SettingsError(f"{variable(one)} and {variable(other)} are both set; allowed: one of them")
+            if other.endswith("_file") and other in values:
+                try:
+                    values[one] = _key(Path(values[other]).read_text().strip())
+                except (OSError, ValueError) as error:
+                    raise SettingsError(
+                        f"{variable(other)} is {error}; allowed: a file that holds {KEY_RULE}"
+                    ) from None
+        return values
+
+    @model_validator(mode="after")
+    def _check_quarantine(self) -> Self:
+        if self.quarantine_images is None and not (self.quarantine_url or SQLITE).startswith(SQLITE):
+            url, images = variable("quarantine_url"), variable("quarantine_images")
+            raise SettingsError(f"{url} is a server and {images} is not set; allowed: both, or SQLite")
+        return self
+
+    @property
+    def swappable(self) -> bool:
+        """Whether the bundle may be replaced while the server runs."""
+        return self.bundles is not None or self.admin_token is not None
+
+    @property
+    def samples_folder(self) -> Path:
+        """The images that the page offers; by default `samples` beside the bundle or on the shelf."""
+        if self.samples is not None:
+            return self.samples
+        return (self.bundles or self.bundle.resolve().parent) / "samples"
+
+
+class WorkerSettings(_Environment):
+    """Variables that a server sets for its own worker processes."""
+
+    group: AbsolutePath | None = Field(default=None, description="a folder")
+    """The folder through which the workers agree on a bundle; see serving.swap.agreement."""

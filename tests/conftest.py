@@ -1,24 +1,47 @@
-"""Tests run beside each other in a few processes (pytest-xdist), and what they have to say is printed at the end."""
+"""Tests run in several processes (pytest-xdist); the lines that they report are printed at the end."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-SAID = "said"
-WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("default", "loop", "precisions")}
-"""What needs the embedded default, which takes minutes to learn."""
+REPORT_LINE = "report_line"
+WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("default", "loop", "precisions", "readme")}
+"""Test files that need the embedded default run, which takes minutes to train."""
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
 @pytest.fixture
-def say(record_property: Callable[[str, object], None]) -> Say:
-    """Tell what was measured, also when all went well."""
-    return lambda text: record_property(SAID, text)
+def report_line(record_property: Callable[[str, object], None]) -> ReportLine:
+    """Print a line with measurements in the summary, also when the test passes."""
+    return lambda text: record_property(REPORT_LINE, text)
+
+
+@pytest.fixture(scope="session")
+def tiny_hat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished HAT run that all tests of a process share; a test that changes it works on a copy."""
+    return _tiny_run(tmp_path_factory, "hat")
+
+
+@pytest.fixture(scope="session")
+def tiny_sup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished Sup run, shared in the same way."""
+    return _tiny_run(tmp_path_factory, "sup")
+
+
+def _tiny_run(factory: pytest.TempPathFactory, method: str) -> Path:
+    import torch
+
+    from tests.helpers import tiny_run
+
+    # Results depend on the number of threads, and some tests compare the run bit by bit with their own run.
+    torch.set_num_threads(1)
+    return tiny_run(factory.mktemp(f"tiny-{method}") / "run", method)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -26,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
-        """A file stays in one process, which makes its fixtures once; so do the files that share the default."""
+        """All tests of a file run in one process, so its fixtures run once; so do the files that share the default."""
 
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
@@ -37,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def whole_range_of_floats() -> Iterator[None]:
-    """Learning on a CPU takes the smallest numbers for zero in its whole process, which here is that of other tests."""
+    """Training on a CPU flushes denormals to zero in the whole process; undo that for the tests that follow."""
     yield
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
@@ -47,5 +70,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed_or_failed = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     for report in passed_or_failed:
         for name, text in report.user_properties if report.when == "call" else ():
-            if name == SAID:
+            if name == REPORT_LINE:
                 terminalreporter.write_line(f"{report.nodeid}\n{text}\n")

@@ -1,4 +1,4 @@
-"""Networks, tasks and runs so small that learning them takes a moment."""
+"""Networks, tasks and runs that are small enough to train in a moment."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.network import Network, NetworkConfig
-from models.task_norm import TaskNorm
-from serving.bundle import ImageSpec
+from models.config import NetworkConfig
+from models.detectors.score import Features
+from models.masks.hat import UnitMask
+from models.masks.task_norm import TaskNorm
+from models.network import Network
+from serving.bundle.manifest import ImageSpec
 from training import fit
-from training.augment import Augmentation
-from training.checkpoint import CURRENT
-from training.classifier import fit_calibration, fit_detectors, fit_head, task_said, turned_away
-from training.config import FeatureLearning, HeadLearning, Preset
-from training.datasets import SOURCES
-from training.images import Images, Source
+from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
+from training.data.datasets import SOURCES
+from training.data.images import Images, Source
+from training.data.tasks import Batchable, TaskData
+from training.learn import fitting, learner
+from training.learn.features import learn_features
+from training.learn.head import fit_calibration, fit_detectors, fit_head
+from training.learn.measurements import task_measurements
 from training.presets import PRESETS
-from training.representation import learn_features
-from training.tasks import Batchable, TaskData
+from training.store.checkpoint import CURRENT
 
 SIDE = 8
 FEATURES = FeatureLearning(epochs=2, batch_size=3, optimizer="adam", lr=0.05, warmup_epochs=0)
@@ -69,7 +73,7 @@ def random_images(count: int, channels: int, seed: int = 0) -> Tensor:
 
 
 def tiny_task(channels: int, seed: int = 0, classes: int = 2, per_class: int = 3) -> TaskData:
-    """Noise for images, which is enough to be learned by heart."""
+    """Noise images, which a network can memorise."""
     local_classes = torch.arange(classes).repeat(per_class)
     train = Batchable(random_pixels(len(local_classes), channels, seed), local_classes)
     validation = Batchable(random_pixels(len(local_classes), channels, seed + 1000), local_classes)
@@ -77,7 +81,7 @@ def tiny_task(channels: int, seed: int = 0, classes: int = 2, per_class: int = 3
 
 
 def random_photos(count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Grey ones as evaluations take them, [count, 8, 8, 1]."""
+    """Greyscale images as evaluations take them, [count, 8, 8, 1]."""
     return (random_images(count, 1, seed).permute(0, 2, 3, 1).numpy() * 255).astype(np.uint8)
 
 
@@ -88,22 +92,22 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def learn_task_features(
     network: Network, task: int, data: TaskData, make_optimizer: MakeOptimizer = adam
 ) -> torch.optim.Optimizer:
-    """Step 1 as training.fit runs it, short of finishing the task; the optimiser that it used."""
+    """Run step 1 as training.fit does, without finishing the task; returns the optimiser."""
     optimizer = make_optimizer(network.trainable(task))
     list(learn_features(network, task, data, FEATURES, Augmentation(), optimizer, range(2)))
     return optimizer
 
 
 def learn_task_head(network: Network, task: int, data: TaskData) -> None:
-    """Step 2 and what follows it."""
+    """Run step 2 and finish the task."""
     optimizer = adam(list(network.head(task).parameters()))
     list(fit_head(network, task, data, HEAD, Augmentation(), optimizer, range(2)))
     fit_calibration(network, task, data.validation)
-    fit_detectors(network, task, data)
+    fit_detectors(network, task, data, Augmentation())
 
 
 def learn_task(network: Network, data: TaskData, make_optimizer: MakeOptimizer = adam) -> int:
-    """A whole task, as training.fit learns it; its number."""
+    """Train a whole task as training.fit does; returns its number."""
     task = network.add_task(data.classes)
     learn_task_features(network, task, data, make_optimizer)
     network.finish(task)
@@ -111,24 +115,29 @@ def learn_task(network: Network, data: TaskData, make_optimizer: MakeOptimizer =
     return task
 
 
+def unit_masks(network: Network) -> list[UnitMask]:
+    """The gates of a HAT network, in the order of its layers; none of a network of another mechanism."""
+    return [mask for mask in network.masks if isinstance(mask, UnitMask)]
+
+
 def open_gates(network: Network, task: int, share: float) -> None:
     """Random gates for the task: about `share` of every mask's units open, and never none."""
     with torch.no_grad():
-        for mask in network.unit_masks():
+        for mask in unit_masks(network):
             opened = torch.rand(mask.channels) < share
             opened[torch.randint(mask.channels, ())] = True
             mask.logits[task].copy_(torch.where(opened, 1.0, -1.0))
 
 
 def finish_with_random_statistics(network: Network, task: int, copies: int = 4) -> None:
-    """As if the task had been learned: norms, head, calibration and detectors that are nobody's default."""
+    """Simulate a learned task: norms, head, calibration and detectors with non-default values."""
     draw_statistics(network, task)
     config = network.config
     see(network, task, torch.rand(8, config.channels, config.height, config.width), copies)
 
 
 def draw_statistics(network: Network, task: int) -> None:
-    """The same but for the detectors, which need images."""
+    """The same without the detectors, which need images."""
     with torch.no_grad():
         for norm in (layer.of(task) for layer in network.task_layers() if isinstance(layer, TaskNorm)):
             assert norm.running_mean is not None
@@ -146,7 +155,7 @@ def draw_statistics(network: Network, task: int) -> None:
 
 
 def network_of_two_tasks() -> Network:
-    """Learned from noise, and ready to be asked."""
+    """A network trained on noise, ready for inference."""
     network = tiny_network("hat")
     for number in range(2):
         learn_task(network, tiny_task(1, seed=number))
@@ -159,15 +168,15 @@ def see(network: Network, task: int, images: Tensor, copies: int = 1) -> None:
 
     Detectors are fitted to every second image, or to so many copies of each with features that differ a little.
     """
-    network.activation_ranges(task).record(network.baked_body(task), [network.turned(network.normalised(images))])
-    depths = network.rotated_depths(images[:: 2 if copies == 1 else 1], task)
+    network.activation_ranges(task).record(network.baked_body(task), [network.rotated(network.encode(images))])
+    features = network.live_features(images[:: 2 if copies == 1 else 1], task)
     if copies > 1:
-        depths = [features.repeat(1, copies, 1) for features in depths]
-        depths = [features * (0.5 + torch.rand_like(features)) for features in depths]
-    detector = network.detector(task)
-    detector.fit(depths, torch.arange(depths[0].shape[1]) % detector.classes, largest_logit=1.0)
+        repeated = [values.repeat(1, copies, 1) for values in features]
+        features = Features(*(values * (0.5 + torch.rand_like(values)) for values in repeated))
+    detector, count = network.detector(task), features.deep.shape[1]
+    detector.fit(features, torch.arange(count) % detector.classes, torch.ones(count, 1))
     pixels = (images[1::2] * 255).round().byte()
-    detector.remember(task_said(network, task, pixels), task_said(network, task, turned_away(pixels)))
+    detector.remember(task_measurements(network, task, pixels))
 
 
 LABELS = ("zero", "one", "two", "three")
@@ -176,7 +185,7 @@ SPEC = ImageSpec(height=SIDE, width=SIDE, mode="L")
 
 
 def tiny_source(spec: ImageSpec = SPEC, data: str | None = None) -> Source:
-    """Ten training and five test images a class: a bright square somewhere, and noise."""
+    """Ten training and five test images per class: a bright square at a class-specific place, and noise."""
     generator = np.random.default_rng(0)
 
     def images(per_class: int) -> Images:
@@ -206,12 +215,12 @@ TINY_SAVES = 12
 
 
 def use_tiny_preset(patch: pytest.MonkeyPatch, **feature_changes: Any) -> None:
-    """Let the preset `digits` stand for TINY_PRESET."""
+    """Replace the preset `digits` by TINY_PRESET."""
     preset = replace(TINY_PRESET, features=replace(TINY_PRESET.features, **feature_changes))
     patch.setitem(PRESETS, "digits", preset)
     patch.setitem(SOURCES, "tiny", tiny_source)
     # Drawing the report takes longer than learning; test_report_page.py draws it.
-    patch.setattr(fit, "write_page", lambda *_: None)
+    patch.setattr(fitting, "write_page", lambda *_: None)
 
 
 def tiny_run(folder: Path, method: str) -> Path:
@@ -223,12 +232,12 @@ def tiny_run(folder: Path, method: str) -> Path:
 
 
 class KilledRun(KeyboardInterrupt):
-    """What Ctrl-C would have raised."""
+    """The exception that Ctrl-C would raise."""
 
 
 def kill_at_save(patch: pytest.MonkeyPatch, number: int, *, written: bool) -> None:
     """Interrupt training.fit at its `number`-th checkpoint (1 is the first), after or before it is written."""
-    real, count = fit.save, 0
+    real, count = learner.save, 0
 
     def save(*arguments: Any) -> None:
         nonlocal count
@@ -238,11 +247,11 @@ def kill_at_save(patch: pytest.MonkeyPatch, number: int, *, written: bool) -> No
         if count == number:
             raise KilledRun
 
-    patch.setattr(fit, "save", save)
+    patch.setattr(learner, "save", save)
 
 
 def raise_at_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
-    """Let one call of a function fail, as if the process had died there, and every other call work."""
+    """Make one call of a function fail, as if the process had died there; all other calls work."""
     real, count = getattr(owner, name), 0
 
     def fail(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Processes that die, made from the one that tests: a new one would spend seconds on importing torch."""
+"""Processes that die, forked from the test process: a new one would spend seconds on importing torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ forks = pytest.mark.skipif(torch.cuda.is_available(), reason="a process that use
 
 
 def ended(work: Callable[[], object]) -> int:
-    """How a copy of this process ends that does this work: 0, or a signal's number below zero."""
+    """Do this work in a fork of this process and return its exit code: 0, or a negative signal number."""
     process = os.fork()
     if process == 0:
         try:
-            # OpenMP's other threads are not copied with it, and it would wait for them.
+            # OpenMP's other threads are not forked, and the process would wait for them.
             torch.set_num_threads(1)
             work()
             os._exit(0)
@@ -28,7 +28,7 @@ def ended(work: Callable[[], object]) -> int:
 
 
 def die_at_call(owner: Any, name: str, number: int, *, after: bool = False) -> None:
-    """Let the process end as by kill -9 when a function is called that often; for a process of its own only."""
+    """End the process as by kill -9 at the given call of a function; only for use in a forked process."""
     real, count = getattr(owner, name), 0
 
     def call(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Images to keep, and a PostgreSQL server of the tests' own."""
+"""Images for the quarantine, and a PostgreSQL server for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from prometheus_client import REGISTRY
 
-from serving.quarantine import Arrival, Kind
+from serving.quarantine.records import Arrival, ItemKind
 from serving.quarantine.store import Store
 from tests.helpers_serving import ROOT, free_port, saved
 
@@ -28,13 +28,13 @@ FEATURES = 6
 
 
 def noise(number: int, side: int = 24) -> Image.Image:
-    """An image like no other."""
+    """An image that resembles no other."""
     cells = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(cells).resize((side, side), Image.Resampling.NEAREST)
 
 
-def arrival(number: int = 0, *, content: bytes | None = None, kind: Kind = "unknown", **changes: Any) -> Arrival:
-    """The unknown image with that number; its answer and its features tell the number, too."""
+def arrival(number: int = 0, *, content: bytes | None = None, kind: ItemKind = "unknown", **changes: Any) -> Arrival:
+    """The unknown image with this number; its answer and features contain the number too."""
     return Arrival(
         content=saved(noise(number)) if content is None else content,
         kind=kind,
@@ -51,7 +51,7 @@ def arrivals(numbers: range) -> list[Arrival]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a quarantine is kept."""
+    """The location of a quarantine."""
 
     url: str
     images: str
@@ -66,7 +66,7 @@ class Place:
 
 
 class Counters:
-    """How far the metrics went up since this was made."""
+    """How much the metrics have increased since this was created."""
 
     def __init__(self) -> None:
         self._before = self._now()
@@ -93,7 +93,7 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Popen[s
 
 
 def postgres_binaries() -> Path | None:
-    """Where Debian puts them, newest first, or wherever the shell finds them."""
+    """The newest of Debian's folders, or the folder that the shell finds."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name.zfill(4))
     if found := shutil.which("initdb"):
         folders.insert(0, Path(found).resolve().parent)
@@ -101,7 +101,7 @@ def postgres_binaries() -> Path | None:
 
 
 class Postgres:
-    """A server that can be stopped and started again; its data is not flushed, to be fast."""
+    """A server that can be stopped and restarted; it does not flush its data, for speed."""
 
     def __init__(self, binaries: Path, folder: Path, user: str | None) -> None:
         self.port = free_port()
@@ -133,7 +133,7 @@ class Postgres:
         raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()}")
 
     def stop(self) -> None:
-        """At once, as after a loss of power: connections break."""
+        """Stop immediately, as in a power failure: connections break."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(timeout=30)
@@ -163,7 +163,7 @@ class Postgres:
 
 @contextlib.contextmanager
 def postgres(binaries: Path) -> Iterator[Postgres]:
-    """Runs as another user where we are root: PostgreSQL refuses that."""
+    """A running server; as another user if this process is root, which PostgreSQL refuses."""
     folder = Path(tempfile.mkdtemp(prefix="openworld-postgres-"))
     user = None
     if os.geteuid() == 0:

@@ -26,7 +26,9 @@ from onnx import ModelProto, TensorProto, helper
 from PIL import Image
 from pydantic import ValidationError
 
-from serving.bundle import (
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
+from serving.bundle.layout import MANIFEST, graph_name
+from serving.bundle.manifest import (
     INPUT_NAME,
     Calibration,
     Cascade,
@@ -39,9 +41,7 @@ from serving.bundle import (
     seal,
     sha256,
 )
-from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
-from serving.layout import MANIFEST, graph_name
-from serving.runtime import Model
+from serving.bundle.model import Model
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,15 +50,15 @@ LABELS = (("red", "green"), ("blue", "yellow"))
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 GRAPH = graph_name("fp32")
 GREY = (128, 128, 128)
-"""Far from every class, and so unknown."""
+"""A colour far from every class, and therefore unknown."""
 
 
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
-    """Logits are -8 times the squared distance of the mean colour to four prototypes; it is as foreign as its log."""
+    """Logits are -8 times the squared distance of the mean colour to four prototypes; distances are its log."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
-    # PyTorch comes with it, which takes seconds; most processes that tests start write no graph.
-    from export.graph import write_decision
-    from export.writer import GraphWriter
+    # This imports PyTorch, which takes seconds; most processes that tests start write no graph.
+    from export.graph.assemble import write_decision
+    from export.graph.writer import GraphWriter
 
     writer = GraphWriter(Path(), "fp32")
     constants: dict[str, Any] = {
@@ -91,7 +91,7 @@ def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
 
 
 def tiny_rule() -> Rule:
-    """99 validation images a task, at squared distances 0.001, 0.002 ... from their prototype."""
+    """99 validation images per task, at squared distances 0.001, 0.002 ... from their prototype."""
     scores = np.log(np.arange(1, 100) / 1000)
     return Rule(alpha=0.05, tasks=tuple(TaskRule.fit(scores, classes=len(labels)) for labels in LABELS))
 
@@ -107,14 +107,14 @@ def write_bundle(
     golden: Mapping[str, NDArray[Any]] | None = None,
     precisions: Sequence[str] = ("fp32",),
 ) -> Path:
-    """Write a whole, valid bundle, except for what is given; its precisions are such by name only."""
+    """Write a complete, valid bundle, except for the given parts; all precisions contain the same graph."""
     folder.mkdir(parents=True, exist_ok=True)
     graph_bytes = (graph or tiny_graph()).SerializeToString()
     if golden is None:
         pixels = golden_pixels()
         session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
-        said = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
-        golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, said, strict=True))}
+        computed = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
+        golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, computed, strict=True))}
     outputs = {name: values for name, values in golden.items() if name != INPUT_NAME}
     graphs = [graph_name(precision) for precision in precisions]
     _, files = seal(
@@ -133,6 +133,7 @@ def write_bundle(
                 first_class_id=2 * task,
                 labels=labels,
                 calibration=Calibration(scale=1, shift=0),
+                own_images=tiny_rule().tasks[task].images,
                 parts=(),
                 unchanged=False,
             )
@@ -150,12 +151,12 @@ def write_bundle(
 
 
 def golden_of(model: Model) -> dict[str, NDArray[Any]]:
-    """What a model's golden file holds, to be damaged."""
+    """The contents of a model's golden file, for tests that damage it."""
     return {INPUT_NAME: model.bundle.golden.pixels, **model.bundle.golden.outputs["fp32"]}
 
 
 def edit_manifest(folder: Path, **changes: Any) -> None:
-    """Change a manifest and, where it is still a manifest, its version with it, so that only the change is wrong."""
+    """Change a manifest and, if it is still valid, its version, so that only the change is wrong."""
     path = folder / MANIFEST
     content = {**json.loads(path.read_text()), **changes}
     with contextlib.suppress(ValidationError):
@@ -183,7 +184,7 @@ def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def png(*chunks: tuple[bytes, bytes]) -> bytes:
-    """A PNG whose every chunk is sealed, whatever is in it; each is a name and a body."""
+    """A PNG from chunks (name and body), each with a valid checksum."""
     sealed = (
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
         for kind, body in (*chunks, (b"IEND", b""))
@@ -192,7 +193,7 @@ def png(*chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that announces a size and holds next to nothing."""
+    """A PNG that announces a size and contains almost no data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return png((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 1000)))
 
@@ -205,7 +206,7 @@ def bad_palettes() -> list[bytes]:
 
 
 def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For a server of one worker, unless `settings` (OPENWORLD_WORKERS ...) say otherwise."""
+    """The environment of a server with one worker, unless `settings` (OPENWORLD_WORKERS ...) override it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("BENTOML_", "OPENWORLD_"))}
     chosen = {"OPENWORLD_WORKERS": "1"} | ({} if bundle is None else {"OPENWORLD_BUNDLE": str(bundle)})
     return {**kept, **chosen, **(settings or {}), "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
@@ -223,7 +224,7 @@ def serve_command(port: int, python: str = sys.executable, target: str | None = 
 def refused(
     command: Sequence[str], home: Path, bundle: Path | None, settings: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What a server that must not start says on its standard error, line by line."""
+    """The lines on standard error of a server that must not start."""
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -261,7 +262,7 @@ def serving(
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """A real server in a process of its own, from ready to gone."""
+    """A real server in a separate process, from ready to stopped."""
     port = free_port()
     home.mkdir(parents=True, exist_ok=True)
     log = home / "server.log"
@@ -299,7 +300,7 @@ def _wait_until_ready(server: Server, patience: float = 60) -> None:
 
 
 def eventually(check: Callable[[], T], patience: float = 20) -> T:
-    """What `check` gives once it gives something; fails if it never does."""
+    """Wait for a true result of `check` and return it; fails after a timeout."""
     deadline = time.monotonic() + patience
     while not (found := check()):
         if time.monotonic() > deadline:
@@ -309,7 +310,7 @@ def eventually(check: Callable[[], T], patience: float = 20) -> T:
 
 
 def metric(server: Server, name: str, /, **labels: str) -> float:
-    """The sum of a metric's samples that bear these labels."""
+    """The sum of a metric's samples that have these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     total = 0.0
     for line in httpx.get(f"{server.url}/metrics").text.splitlines():

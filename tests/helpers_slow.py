@@ -18,7 +18,7 @@ def with_scans(more: int, *, side: int = 1000) -> bytes:
 
 
 def with_profiles(count: int) -> bytes:
-    """A PNG with colour profiles of a megabyte each, in a kilobyte."""
+    """A PNG with colour profiles of one megabyte each, compressed to a kilobyte."""
     header = (b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0))
     profile = (b"iCCP", b"a\0\0" + zlib.compress(bytes(1024 * 1024 - 10), 9))
     return png(header, *[profile] * count, (b"IDAT", zlib.compress(bytes(4 * 5))))

@@ -1,4 +1,4 @@
-"""Many clients at once, over raw HTTP/1.1 connections that stay open: a light load for a machine that serves too."""
+"""Many clients at once over raw persistent HTTP/1.1 connections, light enough to share the server's machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import uvloop
 from tests.helpers_serving import Server, eventually
 
 PATIENCE = 60.0
-"""Seconds that any one answer may take before the load generator calls the server dead."""
+"""Seconds that one answer may take before the load generator treats the server as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back, and when."""
+    """A response and its times."""
 
     number: int
     status: int
@@ -49,7 +49,7 @@ def http_request(path: str, body: bytes, content_type: str = "application/octet-
 
 
 def repeat_for(seconds: float, *requests: bytes) -> Iterator[bytes]:
-    """The requests in turn, again and again until the time is over."""
+    """Cycle through the requests until the time is over."""
     until = time.perf_counter() + seconds
     for request in itertools.cycle(requests):
         if time.perf_counter() >= until:
@@ -60,9 +60,9 @@ def repeat_for(seconds: float, *requests: bytes) -> Iterator[bytes]:
 def send(
     port: int, requests: Iterable[bytes], *, clients: int, after: Callable[[Reply], float] | None = None
 ) -> list[Reply]:
-    """Send every request once, from so many clients that each wait for their answer; replies as they came.
+    """Send every request once from this many clients, each of which waits for its answer; returns the replies.
 
-    `after` says how many seconds a client waits before its next request.
+    `after` returns the seconds that a client waits before its next request.
     """
     return uvloop.run(_send(port, requests, clients, after))
 
@@ -91,7 +91,7 @@ async def _send(
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection, opened anew where the server closed it."""
+    """One client's connection, reopened if the server closed it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
 
 @dataclass(frozen=True)
 class Figures:
-    """Of answered requests: how many a second, and their latency in milliseconds."""
+    """Answered requests: their rate per second, and their latency in milliseconds."""
 
     rate: float
     p50: float
@@ -164,7 +164,7 @@ class Figures:
 
 
 def workers(server: Server, count: int) -> list[psutil.Process]:
-    """The processes that answer, once there are so many of them."""
+    """Wait for this many worker processes and return them."""
     parent = psutil.Process(server.process.pid)
 
     def found() -> list[psutil.Process]:
@@ -175,5 +175,5 @@ def workers(server: Server, count: int) -> list[psutil.Process]:
 
 
 def megabytes(processes: Iterable[psutil.Process]) -> float:
-    """Resident memory of the largest of them."""
+    """Resident memory of the largest worker."""
     return max(one.memory_info().rss for one in processes) / 1e6

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.benchmarks.conftest import Report
 
 
-def test_rows_of_a_run_are_appended_and_can_be_told_from_those_of_another(tmp_path: Path) -> None:
+def test_rows_are_appended_and_identify_their_run(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "bench.json"
     first, second = Report(run="monday"), Report(run="tuesday")
     first.add("one image", 2.0, "ms", baseline=8.0)

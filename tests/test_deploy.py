@@ -1,8 +1,7 @@
-"""What is shipped for operators agrees with the code: manifests, dashboard, image, and the page that tells of them."""
+"""The files for operators agree with the code: manifests, dashboard, image, guide and settings reference."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -20,19 +19,17 @@ import psutil
 import pytest
 import yaml
 
-from serving.edge import PROBES
-from serving.metrics import exposition
-from serving.page import SAMPLES_VARIABLE
-from serving.settings import PREFIX, Settings
+from serving.__main__ import GRACE
+from serving.http.middleware import PROBES
+from serving.settings import PREFIX, Settings, variable
+from serving.telemetry.metrics import exposition
 from tests.helpers_serving import ROOT, image_bytes, server_environment, serving, write_bundle
+from tests.load import workers
 
 DOCS = ROOT / "docs"
+GUIDE, SETTINGS = DOCS / "howto/deploy.md", DOCS / "reference/settings.md"
 KUBERNETES = DOCS / "kubernetes"
-VARIABLES = {PREFIX + field.name.upper() for field in dataclasses.fields(Settings)} | {
-    f"{PREFIX}API_KEY_FILE",
-    f"{PREFIX}ADMIN_TOKEN_FILE",
-    SAMPLES_VARIABLE,
-}
+VARIABLES = {variable(name) for name in Settings.model_fields}
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -128,6 +125,10 @@ def test_a_replica_has_no_more_rights_than_it_needs(pod: dict[str, Any], contain
 def test_a_replica_has_time_to_finish(pod: dict[str, Any], container: dict[str, Any]) -> None:
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
     assert pod["terminationGracePeriodSeconds"] >= pause + Settings().deadline + 10
+    serve, option, seconds = container["args"]
+    assert (serve, option) == ("serve", "--timeout-graceful-shutdown")
+    assert int(seconds) == Settings().deadline + GRACE
+    assert pod["terminationGracePeriodSeconds"] > pause + int(seconds)
 
 
 def test_only_settings_that_exist_are_set(container: dict[str, Any]) -> None:
@@ -154,9 +155,9 @@ def expressions() -> Iterator[str]:
     for panel in dashboard["panels"]:
         for target in panel.get("targets", []):
             yield target["expr"]
-    for variable in dashboard["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["query"]["query"]
+    for choice in dashboard["templating"]["list"]:
+        if choice["type"] == "query":
+            yield choice["query"]["query"]
 
 
 def test_the_dashboard_shows_metrics_that_exist() -> None:
@@ -197,7 +198,7 @@ def test_the_autoscaler_and_the_alerts_use_metrics_that_exist() -> None:
     (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["seriesQuery"].startswith(queue["pods"]["metric"]["name"] + "{")
     assert "[2m]" in rule["metricsQuery"], "a minute may hold no scrape at all"
-    assert set(re.findall(r"openworld_\w+", (DOCS / "deploy.md").read_text())) <= series()
+    assert set(re.findall(r"openworld_\w+", GUIDE.read_text())) <= series()
 
 
 # ---- the image
@@ -229,12 +230,16 @@ def test_the_image_holds_what_was_tested(bento: Path) -> None:
     assert installed == {f"{name}=={tested[name]}" for name in needed}
 
 
-def test_the_entry_point_serves_page_samples_and_answers(bento: Path, tmp_path: Path) -> None:
-    """The script that the image runs, with the paths of this machine in place of the image's.
+def test_the_entry_point_serves_page_samples_and_answers(
+    bento: Path, container: dict[str, Any], tmp_path: Path
+) -> None:
+    """The script that the image runs, with the manifest's arguments and this machine's paths.
 
-    Where this test may, it runs it as the image's user, on a file system of which only its home can be written.
+    With enough rights, the test runs it as the image's user, on a file system where only the home is writable.
     """
-    with entered(bento, tmp_path) as server:
+    with entered(bento, container["args"], tmp_path) as server:
+        (worker,) = workers(server, 1)
+        assert " ".join(container["args"][1:]) in " ".join(worker.cmdline())
         if may_confine():
             assert psutil.Process(server.process.pid).uids().real == USER
             assert "ro" in root_options(server.process.pid)
@@ -248,7 +253,7 @@ USER = 1034
 
 @functools.cache
 def may_confine() -> bool:
-    """Whether this process may make such a file system, in a name space that goes with the server."""
+    """Whether this process may create such a file system, in a mount namespace that ends with the server."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv"))):
         return False
     trial = ["unshare", "-m", "mount", "-o", "remount,ro,bind", "/"]
@@ -256,7 +261,7 @@ def may_confine() -> bool:
 
 
 def confined(home: Path) -> list[str]:
-    """A command before a command: another user, who may read all that root may, and write to `home` alone."""
+    """A command prefix: run as another user, who can read everything that root can, and write only to `home`."""
     if not may_confine():
         return []
     os.chown(home, USER, USER)
@@ -267,7 +272,7 @@ def confined(home: Path) -> list[str]:
 
 
 def root_options(pid: int) -> list[str]:
-    """How a process sees its root mounted."""
+    """The mount options of a process's root."""
     for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
         fields = line.split()
         if fields[4] == "/":
@@ -275,37 +280,34 @@ def root_options(pid: int) -> list[str]:
     return []
 
 
-def entered(bento: Path, home: Path) -> Any:
-    """Like `serving`, through the entry point."""
+def entered(bento: Path, arguments: list[str], home: Path) -> Any:
+    """Like `serving`, through the entry point with these arguments."""
     wrapper = home / "python"
     bin_folder = Path(sys.executable).parent
-    # Called as `python -m serving --host H --port P`; the script takes the options alone.
+    # Called as `python -m serving --host H --port P`; the script gets the options after its arguments.
     wrapper.write_text(
         "#!/bin/sh\nshift 2\n"
         f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH" TMPDIR="{home}"\n'
-        f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" "$@"\n'
+        f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" '
+        f'{" ".join(arguments)} "$@"\n'
     )
     wrapper.chmod(0o755)
     return serving(home, None, python=str(wrapper), cwd=home)
 
 
-# ---- the page for operators
+# ---- the settings reference
 
 
 def test_every_setting_is_described() -> None:
-    told = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", (DOCS / "deploy.md").read_text()))
-    assert {name for name in told if name in VARIABLES} == VARIABLES
-    assert told <= VARIABLES, "a setting that does not exist"
+    described = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", SETTINGS.read_text()))
+    assert described == VARIABLES
+    mentioned = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", GUIDE.read_text()))
+    assert mentioned <= VARIABLES, "a setting that does not exist"
 
 
 def test_described_defaults_are_the_defaults() -> None:
-    rows = re.findall(rf"^\| `{PREFIX}([A-Z_]+)` \| `?([^|`]+)`? \|", (DOCS / "deploy.md").read_text(), re.MULTILINE)
-    told = {name.lower(): default.strip() for name, default in rows}
-    for field in dataclasses.fields(Settings):
+    rows = re.findall(rf"^\| `{PREFIX}([A-Z_]+)` \| `?([^|`]+)`? \|", SETTINGS.read_text(), re.MULTILINE)
+    described = {name.lower(): default.strip() for name, default in rows}
+    for name, field in Settings.model_fields.items():
         if isinstance(field.default, (int, float)) and not isinstance(field.default, bool) and field.default:
-            assert float(told[field.name]) == field.default, field.name
-
-
-def test_links_of_the_page_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", (DOCS / "deploy.md").read_text()):
-        assert (DOCS / target).exists(), target
+            assert float(described[name]) == field.default, name

@@ -1,22 +1,38 @@
-"""Everything that a run is made of, frozen and checked when it is written down."""
-
-from __future__ import annotations
+"""The configuration of a run: frozen dataclasses that check their own values."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from models.network import NetworkConfig
-from serving.bundle import ImageSpec
-from training.augment import Augmentation
+from pydantic import ConfigDict
 
-METHODS = ("hat", "sup")
-LOSSES = ("csi", "ce")
-"""CSI's two steps, or plain cross-entropy: the paper's baselines."""
+from models.config import NetworkConfig
+from serving.bundle.manifest import ImageSpec
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How strongly a view may differ from its image. The defaults are those of the paper (CSI)."""
+
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    tilt_degrees: float = 0.0
+    flip: bool = True
+    jitter_share: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    grey_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_area is {self.crop_area}; allowed: 0 < low <= high <= 1, such as (0.08, 1.0)")
 
 
 @dataclass(frozen=True)
 class FeatureLearning:
-    """Step 1: the body and its masks, by CSI's contrastive loss, or with the head by cross-entropy."""
+    """Step 1: the body and its masks by CSI's contrastive loss, or body and head together by cross-entropy."""
 
     epochs: int
     batch_size: int
@@ -29,7 +45,7 @@ class FeatureLearning:
     sparsity_later: float = 0.1
     loss: Literal["csi", "ce"] = "csi"
     warmup_start: float = 0.0
-    """The share of `lr` that warming up starts from."""
+    """The share of `lr` at which the warm-up starts."""
 
     def __post_init__(self) -> None:
         _positive(self, "epochs", "batch_size", "lr", "temperature", "max_sharpness")
@@ -37,14 +53,14 @@ class FeatureLearning:
 
 @dataclass(frozen=True)
 class HeadLearning:
-    """Step 2: a linear classifier of classes and rotations on the frozen features; cross-entropy has no use for it."""
+    """Step 2: a linear classifier of classes and rotations on the frozen features; not used with cross-entropy."""
 
     epochs: int
     batch_size: int
     lr: float
     optimizer: Literal["adam", "sgd"] = "adam"
     milestones: tuple[float, ...] = ()
-    """After these shares of the epochs the learning rate falls tenfold; with none of them it follows a cosine."""
+    """After these shares of the epochs the learning rate falls tenfold; if empty, it follows a cosine."""
 
     def __post_init__(self) -> None:
         _positive(self, "epochs", "batch_size", "lr")
@@ -52,7 +68,7 @@ class HeadLearning:
 
 @dataclass(frozen=True)
 class Preset:
-    """One benchmark: its images, its tasks, its network and how it is learned."""
+    """One benchmark: its images, tasks, network and training settings."""
 
     name: str
     dataset: str
@@ -67,18 +83,18 @@ class Preset:
     validation_share: float = 0.1
     alpha: float = 0.05
     buffer: int = 200
-    """How many images --buffer keeps if it is not told."""
+    """The number of images that --buffer stores by default."""
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share is {self.validation_share}; allowed: between 0 and 1, such as 0.1")
         if self.image.shape != (self.network.height, self.network.width, self.network.channels):
-            raise ValueError(f"images are {self.image.shape}, but the network was built for other ones")
+            raise ValueError(f"images are {self.image.shape}, but the network is for images of another shape")
         seen, vectors = self.network.rotations, self.network.projection
         if (self.features.loss == "csi") != (seen > 1) or (self.features.loss == "csi") != (vectors > 0):
             raise ValueError(
                 f"loss is {self.features.loss!r} with {seen} rotations and a projection to {vectors} dimensions; "
-                "allowed: 'csi' with 4 and some, 'ce' with 1 and none"
+                "allowed: 'csi' with 4 rotations and a projection, 'ce' with 1 and none"
             )
 
 
@@ -87,16 +103,16 @@ Tasks = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Lesson:
-    """Tasks that were taught at one time, and where their images are."""
+    """Tasks that were given to a run in one command, and the source of their images."""
 
     tasks: Tasks
     dataset: str
     data: str | None = None
     """The folder, or the URL of the quarantine without its password."""
     images: str | None = None
-    """Of a quarantine: where its image files are, if not beside it."""
+    """For a quarantine: where its image files are, if not beside the database."""
     items: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of a quarantine: the images of each class by number, since people go on labelling while a run is learned."""
+    """For a quarantine: the ids of the images of each class, since labelling continues while a run is learned."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -105,13 +121,16 @@ class Lesson:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A preset with what the command line chose: what RUN/config.json holds."""
+    """A preset with the choices of the command line: the content of RUN/config.json."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    """Unknown fields are errors, in the parts of the configuration as well."""
 
     preset: Preset
     seed: int
     lessons: tuple[Lesson, ...]
     buffer: int = 0
-    """How many training images are kept to correct tasks by (the paper's +c); 0: none is stored."""
+    """The number of training images that are stored for the correction +c; 0: none."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -120,7 +139,7 @@ class RunConfig:
             raise ValueError(f"buffer is {self.buffer}; allowed: 0 or more images")
         labels = self.labels
         if 0 < self.buffer < len(labels):
-            raise ValueError(f"a buffer of {self.buffer} images cannot hold one of each of {len(labels)} classes")
+            raise ValueError(f"buffer is {self.buffer}; allowed: 0, or one or more per class ({len(labels)})")
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"each class belongs to one task; given twice: {', '.join(twice)}")
@@ -138,7 +157,6 @@ class RunConfig:
         return tuple(label for task in self.tasks for label in task)
 
     def lesson_of(self, task: int) -> Lesson:
-        """The lesson that teaches a task."""
         return [lesson for lesson in self.lessons for _ in lesson.tasks][task]
 
     @property
@@ -151,13 +169,13 @@ class RunConfig:
 
     @property
     def system(self) -> str:
-        """The method in a file name: hat, hat-ce and so on."""
+        """The method for file names: hat, hat-ce and so on."""
         return self.method if self.loss == "csi" else f"{self.method}-{self.loss}"
 
 
 def system_title(method: str, loss: str) -> str:
-    """The method as the paper names it: HAT+CSI, or HAT with cross-entropy alone."""
-    name = {"hat": "HAT", "sup": "Sup"}[method]
+    """The method as in the paper: HAT+CSI, or HAT with cross-entropy."""
+    name = {"hat": "HAT", "sup": "Sup"}.get(method, method)
     return f"{name}+CSI" if loss == "csi" else name
 
 

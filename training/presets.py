@@ -1,59 +1,55 @@
-"""Presets: the benchmarks that come with names, and what the paper prints of each."""
+"""Presets: named benchmarks, with the settings of the paper where it has them."""
 
-from __future__ import annotations
-
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal
 
-from models.network import NetworkConfig
-from serving.bundle import ImageSpec
-from training.augment import Augmentation
-from training.config import LOSSES, METHODS, FeatureLearning, HeadLearning, Preset
+from models.backbones import BACKBONES
+from models.config import NetworkConfig
+from models.masks import MECHANISMS
+from serving.bundle.manifest import ImageSpec
+from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
+from training.options import LOSSES
+from training.show.suggest import unknown_name
 
 
 def _image(side: int, mode: Literal["L", "RGB"]) -> ImageSpec:
     return ImageSpec(height=side, width=side, mode=mode)
 
 
-def _convnet(side: int, base: int, hidden: int, **more: float | bool) -> NetworkConfig:
-    """For grey images."""
-    shape = {"height": side, "width": side, "channels": 1, "mean": 0.0, "std": 0.5}
-    return NetworkConfig(method="hat", backbone="convnet", base=base, hidden=hidden, **shape, **more)  # type: ignore[arg-type]
+def _grey(backbone: str, side: int, **more: Any) -> NetworkConfig:
+    return NetworkConfig("hat", backbone, side, side, channels=1, mean=0.0, std=0.5, **more)
 
 
-def _resnet(side: int, base: int, **more: float) -> NetworkConfig:
-    shape = {"height": side, "width": side, "channels": 3, "mean": 0.5, "std": 0.25}
-    return NetworkConfig(method="hat", backbone="resnet18", base=base, **shape, **more)  # type: ignore[arg-type]
+def _colour(backbone: str, side: int, **more: Any) -> NetworkConfig:
+    return NetworkConfig("hat", backbone, side, side, channels=3, mean=0.5, std=0.25, **more)
 
 
-def _paper_features(first: float, later: float, epochs: int = 700, batch_size: int = 128) -> FeatureLearning:
+def _adam_features(epochs: int, size: int, lr: float, warmup: int, **sparsity: float) -> FeatureLearning:
+    """Step 1 for a machine without a GPU, in batches of `size`."""
+    return FeatureLearning(epochs, size, optimizer="adam", lr=lr, warmup_epochs=warmup, **sparsity)  # type: ignore[arg-type]
+
+
+def _paper_features(first: float, later: float, batch_size: int = 128) -> FeatureLearning:
     """The paper's step 1: LARS from 0.1, up by about 0.1 in each of ten epochs, then down a cosine."""
-    return FeatureLearning(
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer="lars",
-        lr=1.0,
-        warmup_epochs=10,
-        warmup_start=0.1,
-        sparsity_first=first,
-        sparsity_later=later,
-    )
+    learning = FeatureLearning(700, batch_size, optimizer="lars", lr=1.0, warmup_epochs=10, warmup_start=0.1)
+    return replace(learning, sparsity_first=first, sparsity_later=later)
 
 
 PAPER_HEAD = HeadLearning(epochs=100, batch_size=128, lr=0.1, optimizer="sgd", milestones=(0.6, 0.75, 0.9))
 """The paper's step 2: SGD without momentum, with a tenth of the learning rate after 60, 75 and 90 of 100 epochs."""
 
 PAPER_LINKS = 32.0
-"""The paper's "sparsity 32" of Sup: so many weights a unit, as the authors' own code has it, and no share."""
+"""The paper's "sparsity 32" of Sup: the number of weights per unit, as in the authors' code, and not a share."""
 
 
 def _paper(name: str, dataset: str, side: int, base: int, size: int, first: float, later: float) -> Preset:
-    """A benchmark of coloured images as the paper runs it: `size` classes a task, HAT's lambdas of its tasks."""
+    """A benchmark of colour images as in the paper: `size` classes per task, HAT's lambdas of first and later tasks."""
     return Preset(
         name=name,
         dataset=dataset,
         image=_image(side, "RGB"),
-        network=_resnet(side, base, links=PAPER_LINKS),
+        network=_colour("resnet18", side, base=base, links=PAPER_LINKS),
         features=_paper_features(first, later),
         head=PAPER_HEAD,
         classes_per_task=size,
@@ -64,23 +60,14 @@ def _paper(name: str, dataset: str, side: int, base: int, size: int, first: floa
 def _on_two_cores(paper: Preset, images_per_class: int, first: float, later: float) -> Preset:
     """The same tasks for a machine without a GPU: images of 32x32, a small network, part of the images, few epochs.
 
-    Strides in place of pooling and milder views: in the steps that there is time for, a ResNet learns nothing.
+    It has strides instead of pooling, and milder augmentation: in so few steps a ResNet would learn nothing.
     """
-    small = _convnet(32, base=32, hidden=512, hidden_norm=True, pooled=False)
     return replace(
         paper,
         name=f"{paper.name}-cpu",
         image=_image(32, "RGB"),
-        network=replace(small, channels=3, mean=0.5, std=0.25),
-        features=FeatureLearning(
-            epochs=6,
-            batch_size=32,
-            optimizer="adam",
-            lr=1e-3,
-            warmup_epochs=1,
-            sparsity_first=first,
-            sparsity_later=later,
-        ),
+        network=_colour("convnet", 32, base=32, hidden=512, hidden_norm=True, pooled=False),
+        features=_adam_features(6, 32, lr=1e-3, warmup=1, sparsity_first=first, sparsity_later=later),
         head=HeadLearning(epochs=2, batch_size=64, lr=5e-3),
         augmentation=Augmentation(crop_area=(0.6, 1.0), jitter_share=0.5, hue=0.05, grey_share=0.0),
         images_per_class=images_per_class,
@@ -93,9 +80,8 @@ CIFAR100_20T = _paper("cifar100-20t", "cifar100", 32, base=128, size=5, first=3.
 TINY_IMAGENET_5T = _paper("tinyimagenet-5t", "tinyimagenet", 64, base=128, size=40, first=0.75, later=0.75)
 TINY_IMAGENET_10T = _paper("tinyimagenet-10t", "tinyimagenet", 64, base=128, size=20, first=1.0, later=0.75)
 
-
 DIGIT_VIEWS = Augmentation(crop_area=(0.6, 1.0), tilt_degrees=10.0, flip=False, saturation=0.0, hue=0.0)
-"""A digit stays the digit it is: no mirror, no deep crop."""
+"""Views that keep a digit readable: no mirroring, no small crops."""
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
@@ -104,8 +90,8 @@ PRESETS: dict[str, Preset] = {
             name="digits",
             dataset="digits",
             image=_image(16, "L"),
-            network=_convnet(16, base=32, hidden=128),
-            features=FeatureLearning(epochs=20, batch_size=32, optimizer="adam", lr=3e-3, warmup_epochs=2),
+            network=_grey("convnet", 16, base=32, hidden=128),
+            features=_adam_features(20, 32, lr=3e-3, warmup=2),
             head=HeadLearning(epochs=20, batch_size=32, lr=1e-2),
             augmentation=DIGIT_VIEWS,
             held_out=("8", "9"),
@@ -116,8 +102,8 @@ PRESETS: dict[str, Preset] = {
             name="mnist-5t-cpu",
             dataset="mnist",
             image=_image(28, "L"),
-            network=_convnet(28, base=32, hidden=512, padded=False),
-            features=FeatureLearning(epochs=3, batch_size=32, optimizer="adam", lr=1e-3, warmup_epochs=1),
+            network=_grey("convnet", 28, base=32, hidden=512, padded=False),
+            features=_adam_features(3, 32, lr=1e-3, warmup=1),
             head=HeadLearning(epochs=1, batch_size=32, lr=5e-3),
             augmentation=DIGIT_VIEWS,
             images_per_class=6000,
@@ -126,23 +112,15 @@ PRESETS: dict[str, Preset] = {
             name="images",
             dataset="folder",
             image=_image(32, "RGB"),
-            network=_resnet(32, base=24),
-            features=FeatureLearning(
-                epochs=30,
-                batch_size=64,
-                optimizer="adam",
-                lr=1e-3,
-                warmup_epochs=2,
-                sparsity_first=1.0,
-                sparsity_later=0.75,
-            ),
+            network=_colour("resnet18", 32, base=24),
+            features=_adam_features(30, 64, lr=1e-3, warmup=2, sparsity_first=1.0, sparsity_later=0.75),
             head=HeadLearning(epochs=8, batch_size=64, lr=5e-3),
         ),
         Preset(
             name="mnist-5t",
             dataset="mnist",
             image=_image(28, "L"),
-            network=_convnet(28, base=64, hidden=800, padded=False, norm=False, dropout=0.2, links=PAPER_LINKS),
+            network=_grey("convnet", 28, base=64, hidden=800, padded=False, norm=False, dropout=0.2, links=PAPER_LINKS),
             features=_paper_features(0.25, 0.1, batch_size=256),
             head=PAPER_HEAD,
         ),
@@ -160,25 +138,40 @@ PRESETS: dict[str, Preset] = {
 }
 
 LEAST_SIZE = 8
-"""The side of the smallest images that every backbone has a pixel left of."""
+"""The smallest side of images for which every backbone has a pixel left in its last layer."""
 
 SUP_FEATURES: dict[str, dict[str, Any]] = {"mnist-5t": {"epochs": 1000, "batch_size": 32}}
-"""Where the paper learns the features of Sup otherwise than those of HAT."""
+"""Presets for which the paper learns the features of Sup with other settings than those of HAT."""
+
+
+HIDDEN = 512
+"""Units of the hidden layer of a backbone that needs one, in a preset whose own backbone has none."""
 
 
 def choose_preset(
-    name: str, method: str, loss: str = "csi", size: int | None = None, width: int | None = None
+    name: str,
+    method: str,
+    loss: str = "csi",
+    size: int | None = None,
+    width: int | None = None,
+    backbone: str | None = None,
 ) -> Preset:
     """The named preset for the named method, learned by the named loss; `size` and `width` are for own images."""
-    if name not in PRESETS:
-        raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")
-    if method not in METHODS:
-        raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
-    if loss not in LOSSES:
-        raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+    named: dict[str, tuple[str, Collection[str]]] = {
+        "preset": (name, PRESETS),
+        "method": (method, MECHANISMS),
+        "loss": (loss, LOSSES),
+    }
+    if backbone is not None:
+        named["backbone"] = (backbone, BACKBONES)
+    for what, (got, allowed) in named.items():
+        if got not in allowed:
+            raise ValueError(unknown_name(what, got, allowed))
     preset = PRESETS[name]
     changes: dict[str, Any] = {"loss": loss, **(SUP_FEATURES.get(name, {}) if method == "sup" else {})}
     network = replace(preset.network, method=method)
+    if backbone is not None:
+        network = replace(network, backbone=backbone, hidden=network.hidden or HIDDEN)
     if loss == "ce":
         network = replace(network, rotations=1, projection=0)
     image = preset.image

@@ -1,13 +1,12 @@
-"""The paper's systems on one preset over several seeds, read in every way, as tables: `python -m training.study`.
+"""The paper's systems on one preset over several seeds, by every decision rule, as tables: `openworld study`.
 
-Every run is an ordinary run directory under --out; one that is finished is read, not learned again. Runs keep images,
-because +c needs some; what they learn is bit for bit what they would learn without.
+Every run is an ordinary run directory under --out; a finished one is not learned again. Runs store images, because +c
+needs some; their weights are bit for bit those of runs without.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
@@ -15,33 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import METRICS, RunError, started
-from training.config import LOSSES, METHODS, system_title
-from training.device import choose_device, prepare
-from training.evaluate import examine, measure, open_run
 from training.fit import main as fit_main
-from training.images import DataError
-from training.prediction import TPL, Reading
-from training.presets import PRESETS
-from training.sources import Sources
-from training.task_prediction import DEFINITIONS
+from training.options import LOSSES, TP_RULES, CommandParser, one_of, report_errors, run_command
 
 Metrics = dict[str, Any]
 
 SERVED = "served"
-READINGS: dict[str, Reading | None] = {
-    SERVED: None,
-    **{
-        reading.name: reading
-        for is_corrected in (False, True)
-        for reading in (
-            *(Reading(tp, is_corrected) for tp in DEFINITIONS),
-            Reading(is_corrected=is_corrected, with_odin=True),
-        )
-    },
-    TPL: Reading(TPL),
-}
-"""The rule that is served, every definition of TP and ODIN with and without +c, and TPL."""
+PLAIN = (*(rule for rule in TP_RULES if rule != "tpl"), "odin")
+RULES = (SERVED, *PLAIN, *(f"{rule}+c" for rule in PLAIN), "tpl")
+"""The served rule, every definition of TP and ODIN with and without +c, and TPL."""
 
 MEASURES: dict[str, Callable[[Metrics], float | None]] = {
     "TIL %": lambda m: 100 * m["til_accuracy"],
@@ -55,7 +36,7 @@ MEASURES: dict[str, Callable[[Metrics], float | None]] = {
 
 
 def table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
-    """A Markdown table: a row for each system and prediction, mean and standard deviation over its seeds in a cell."""
+    """A Markdown table: one row per system and decision rule; cells are mean and standard deviation over the seeds."""
     lines = ["| system | prediction | " + " | ".join(MEASURES) + " |", "|---|---|" + "---|" * len(MEASURES)]
     for (system, prediction), runs in results.items():
         cells = [_cell([measured(run) for run in runs]) for measured in MEASURES.values()]
@@ -64,7 +45,7 @@ def table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
 
 
 def parameter_table(results: Mapping[tuple[str, str], Sequence[Metrics]]) -> str:
-    """A Markdown table of what each system needs to answer, of its first run; all seeds have as many."""
+    """A Markdown table of the parameters that each system needs at inference, which are the same for all seeds."""
     lines = ["| system | parameters at inference | of each task | capacity used % |", "|---|---|---|---|"]
     firsts = {system: runs[0] for (system, _), runs in results.items()}
     for system, run in firsts.items():
@@ -83,61 +64,73 @@ def _cell(values: list[float | None]) -> str:
     return f"{statistics.mean(numbers):.{digits}f} ± {spread:.{digits}f}"
 
 
-def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: str | None) -> bool:
-    """Learn or resume one run, unless it is finished; whether it is now."""
+def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: str | None) -> int:
+    """Learn or resume one run, unless it is finished; the exit code of `openworld fit`."""
+    from training.store.checkpoint import METRICS, started
+
     if (folder / METRICS).exists():
-        return True
+        return 0
     fresh = ["--preset", preset, "--method", method, "--loss", loss, "--seed", str(seed), "--buffer"]
     arguments = ["--resume"] if started(folder) else fresh
     arguments += ["--data", data] if data else []
     # Standard output is for the tables.
     with contextlib.redirect_stdout(sys.stderr):
-        return fit_main([*arguments, "--out", str(folder)]) == 0
+        return fit_main([*arguments, "--out", str(folder)])
 
 
-def read(folder: Path, readings: Sequence[str], data: str | None) -> dict[str, Metrics]:
-    """The metrics of a finished run by each reading."""
-    device = choose_device()
+def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[str, Metrics]:
+    """The metrics of a finished run by each decision rule."""
+    from training.data.sources import Sources
+    from training.host.device import choose_device, prepare
+    from training.measure.alternative_rules import AlternativeRule
+    from training.measure.evaluation import evaluate, measure
+    from training.run import open_run
+    from training.store.checkpoint import METRICS
+
+    device = prepare(choose_device())
     run = open_run(folder, device)
     sources = Sources(run.config, data)
     return {
         name: dict(json.loads((folder / METRICS).read_text()))
         if name == SERVED
-        else measure(examine(run, sources, device, READINGS[name]))
-        for name in readings
+        else measure(evaluate(run, sources, device, AlternativeRule.named(name)))
+        for name in rules
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.study", description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="digits")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser = CommandParser("openworld study", "Learn the paper's systems over several seeds and print tables of them.")
+    parser.add_argument("--preset", default="digits", metavar="NAME", help="a preset of `openworld fit` (%(default)s)")
+    parser.add_argument("--methods", nargs="+", default=["hat", "sup"], metavar="NAME")
+    parser.add_argument("--losses", nargs="+", type=one_of(*LOSSES), default=list(LOSSES), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--predictions", nargs="+", choices=READINGS, default=list(READINGS))
+    parser.add_argument(
+        "--predictions",
+        nargs="+",
+        type=one_of(*RULES),
+        default=list(RULES),
+        metavar="RULE",
+        help=f"decision rules: {', '.join(RULES)}",
+    )
     parser.add_argument("--data", metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="FOLDER")
-    chosen = parser.parse_args(arguments)
-    prepare(choose_device())
+    chosen = parser.parse(arguments)
+    return report_errors(lambda: _study(chosen))
+
+
+def _study(chosen: argparse.Namespace) -> int:
+    from training.config import system_title
+
     results: dict[tuple[str, str], list[Metrics]] = {}
-    for loss in chosen.losses:
-        for method in chosen.methods:
-            for seed in chosen.seeds:
-                folder = chosen.out / f"{chosen.preset}-{method}-{loss}-{seed}"
-                if not learn(folder, chosen.preset, method, loss, seed, chosen.data):
-                    return 1
-                try:
-                    found = read(folder, chosen.predictions, chosen.data)
-                except (RunError, DataError) as error:
-                    print(f"error: {error}", file=sys.stderr)
-                    return 2
-                for name, result in found.items():
-                    results.setdefault((system_title(method, loss), name), []).append(result)
-    print(table(results))
-    print()
-    print(parameter_table(results))
+    for loss, method, seed in itertools.product(chosen.losses, chosen.methods, chosen.seeds):
+        folder = chosen.out / f"{chosen.preset}-{method}-{loss}-{seed}"
+        if code := learn(folder, chosen.preset, method, loss, seed, chosen.data):
+            return code
+        for name, result in evaluate_by(folder, chosen.predictions, chosen.data).items():
+            results.setdefault((system_title(method, loss), name), []).append(result)
+    print(table(results), parameter_table(results), sep="\n\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

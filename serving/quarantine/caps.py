@@ -1,4 +1,4 @@
-"""How much a quarantine holds, and what goes when that is too much."""
+"""How much a quarantine stores, and which items are removed when that is too much."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from collections.abc import Iterator
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from serving.quarantine.records import Caps, Held, State
+from serving.quarantine.records import Caps, ItemState, Usage
 from serving.quarantine.schema import items
 
 DAY = 86_400.0
 
-_GO_FIRST: tuple[tuple[State, ...], ...] = (("learned", "junk"), ("new",), ("named", "known"))
-"""What nobody needs any more goes first, then what nobody has looked at; a person's work goes last."""
-_LABELLED = _GO_FIRST[-1]
-_AT_ONCE = 500
+_REMOVAL_ORDER: tuple[tuple[ItemState, ...], ...] = (("learned", "junk"), ("new",), ("named", "known"))
+"""The order of removal: items that nobody needs any more, then unlabelled ones, and a person's labels last."""
+_LABELLED = _REMOVAL_ORDER[-1]
+_PAGE = 500
 
 
-def held(connection: Connection, *wanted: ColumnElement[bool]) -> Held:
-    """All that is there, or all that is wanted of it."""
+def usage(connection: Connection, *wanted: ColumnElement[bool]) -> Usage:
+    """The number and size of all items, or of those that match."""
     counted = select(items.c.state, func.count(), func.sum(items.c.bytes)).where(*wanted).group_by(items.c.state)
     rows = connection.execute(counted).all()
-    return Held(sum(row[1] for row in rows), int(sum(row[2] for row in rows)), {row[0]: row[1] for row in rows})
+    return Usage(sum(row[1] for row in rows), int(sum(row[2] for row in rows)), {row[0]: row[1] for row in rows})
 
 
 def excess(connection: Connection, caps: Caps) -> dict[str, list[int]]:
-    """Ids of what must go, by the cap that it is over: `days`, `items` or `bytes`."""
+    """Ids of items to remove, by the limit that they exceed: `days`, `items` or `bytes`."""
     latest = time.time() - DAY * caps.days
-    # To label an item is to look after it: its age counts from then.
+    # The age of a labelled item counts from when it was labelled.
     labelled = items.c.state.in_(_LABELLED)
     expired = (~labelled & (items.c.received_at < latest)) | (labelled & (items.c.labelled_at < latest))
-    gone = {"days": list(connection.execute(select(items.c.id).where(expired)).scalars()), "items": [], "bytes": []}
-    there = held(connection, ~expired)
-    too_many, too_much = there.items - caps.items, there.bytes - caps.bytes
-    for item_id, size in _in_turn(connection, ~expired):
+    removed = {"days": list(connection.execute(select(items.c.id).where(expired)).scalars()), "items": [], "bytes": []}
+    stored = usage(connection, ~expired)
+    too_many, too_much = stored.items - caps.items, stored.bytes - caps.bytes
+    for item_id, size in _removal_candidates(connection, ~expired):
         if too_many <= 0 and too_much <= 0:
             break
-        gone["items" if too_many > 0 else "bytes"].append(item_id)
+        removed["items" if too_many > 0 else "bytes"].append(item_id)
         too_many, too_much = too_many - 1, too_much - size
-    return {reason: ids for reason, ids in gone.items() if ids}
+    return {reason: ids for reason, ids in removed.items() if ids}
 
 
-def _in_turn(connection: Connection, wanted: ColumnElement[bool]) -> Iterator[tuple[int, int]]:
-    """(id, bytes) of what goes first, the oldest first."""
-    for states in _GO_FIRST:
+def _removal_candidates(connection: Connection, wanted: ColumnElement[bool]) -> Iterator[tuple[int, int]]:
+    """(id, bytes) in the order of removal, the oldest first within a state."""
+    for states in _REMOVAL_ORDER:
         query = select(items.c.id, items.c.bytes).where(wanted, items.c.state.in_(states))
         query = query.order_by(items.c.received_at, items.c.id)
         offset = 0
-        while rows := connection.execute(query.limit(_AT_ONCE).offset(offset)).all():
+        while rows := connection.execute(query.limit(_PAGE).offset(offset)).all():
             yield from ((row[0], row[1]) for row in rows)
-            offset += _AT_ONCE
+            offset += _PAGE

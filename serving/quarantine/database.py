@@ -1,8 +1,8 @@
-"""Transactions on SQLite or PostgreSQL, the same to whoever uses them.
+"""Transactions on SQLite or PostgreSQL with the same guarantees.
 
-Writers, of all threads, processes and replicas, take turns: SQLite has one writer anyway, and on PostgreSQL a lock of
-our own is taken. So what a writer has looked up still holds when it writes. What was committed survives kill -9 and,
-as both databases wait for the disk, a loss of power.
+Only one writer is active at a time among all threads, processes and replicas: SQLite allows one anyway, and on
+PostgreSQL an advisory lock is taken. So the rows that a writer has read are unchanged when it writes. Committed rows
+survive kill -9 and, because both databases wait for the disk, a power failure.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from serving.quarantine.records import StoreError, UnavailableError
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 PATIENCE = 5.0
 """Seconds to wait for a connection, or for another writer."""
-_TURN = 0x6F70656E
-"""The name of our lock among those of the database."""
+_WRITER_LOCK = 0x6F70656E
+"""The key of our advisory lock in the database."""
 
 
 class Database:
-    """Connects at the first use, and again after the database was away."""
+    """Connects at first use, and again after the database was unavailable."""
 
     def __init__(self, url: str) -> None:
         self._url = _checked(url)
         self.file = _file(self._url)
-        """Of SQLite; None for a server."""
+        """The file of SQLite; None for a server."""
         self._inode: int | None = None
         self._mark = ""
         self._ready = False
@@ -46,59 +46,54 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For people; without the password."""
+        """The URL without the password, for messages."""
         return self._url.render_as_string(hide_password=True)
 
     def mark(self) -> str:
-        """What the names of this quarantine's files have in common."""
-        with self._translated():
-            self._prepare()
+        """The part that the names of this quarantine's image files have in common."""
+        with self._usable():
             return self._mark
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._translated():
-            self._prepare()
-            with self._engine.begin() as connection:
-                yield connection
+        with self._usable(), self._engine.begin() as connection:
+            yield connection
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction, alone among all writers."""
-        with self._translated():
-            self._prepare()
-            with self._turn() as connection:
-                yield connection
+        """One transaction as the only writer."""
+        with self._usable(), self._write_transaction() as connection:
+            yield connection
 
     def close(self) -> None:
         self._engine.dispose()
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[Connection]:
+    def _write_transaction(self) -> Iterator[Connection]:
         with self._engine.connect().execution_options(openworld_writes=True) as connection, connection.begin():
             if self._url.get_backend_name() == POSTGRESQL:
-                connection.execute(text("SELECT pg_advisory_xact_lock(:turn)"), {"turn": _TURN})
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _WRITER_LOCK})
             yield connection
 
     def _prepare(self) -> None:
-        """Make the tables, or check that they are those that we know; once, unless the database was replaced."""
+        """Create the tables or check their version; once, unless the database was replaced."""
         with self._preparing:
             if self.file is not None and self._ready and _inode(self.file) != self._inode:
-                # Somebody removed or replaced the file; what is written to the old one would be lost.
+                # The file was removed or replaced; rows written to the old one would be lost.
                 self._engine.dispose()
                 self._ready = False
             if self._ready:
                 return
             if self.file is not None:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self._turn() as connection:
+            with self._write_transaction() as connection:
                 schema.metadata.create_all(connection)
-                self._mark = self._introduced(connection)
+                self._mark = self._checked_mark(connection)
             self._inode = None if self.file is None else _inode(self.file)
             self._ready = True
 
-    def _introduced(self, connection: Connection) -> str:
-        """The mark of the quarantine, which is made with its tables."""
+    def _checked_mark(self, connection: Connection) -> str:
+        """The mark of the quarantine, which is created with its tables."""
         about = connection.execute(select(schema.about.c.version, schema.about.c.mark)).first()
         if about is None:
             mark = secrets.token_hex(4)
@@ -106,21 +101,23 @@ class Database:
             return mark
         if about.version != schema.VERSION:
             raise StoreError(
-                f"{self.name}: its tables have version {about.version}; allowed: {schema.VERSION}, "
+                f"{self.name}: the tables have format version {about.version}; allowed: {schema.VERSION}, "
                 "or a database without a quarantine"
             )
         return str(about.mark)
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _usable(self) -> Iterator[None]:
+        """Prepares the database; an UnavailableError if that fails, or what is done in the block."""
         try:
+            self._prepare()
             yield
         except (IntegrityError, DataError):
-            # Not the database's fault: the same would fail again.
+            # The statement is wrong, not the database: it would fail again.
             raise
         except DBAPIError as error:
             if isinstance(error, ProgrammingError) or "no such table" in str(error.orig):
-                # The tables are gone with an old database: they are made the next time.
+                # The tables are missing because the database was replaced: they are created at the next use.
                 self._ready = False
             raise self._unavailable(error.orig or error) from error
         except (PoolTimeoutError, sqlite3.Error, OSError) as error:
@@ -135,7 +132,7 @@ def _checked(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        # The text may hold a password.
+        # The text may contain a password.
         raise StoreError("the quarantine's URL cannot be read; allowed: sqlite:///FILE, postgresql://...") from None
     if parsed.drivername in ("postgres", "postgresql"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -163,7 +160,7 @@ def _engine(url: URL) -> Engine:
     if url.get_backend_name() == SQLITE:
         arguments = {"timeout": PATIENCE}
     else:
-        # A server behind a dead network is noticed too.
+        # Detects a server behind a dead network too.
         arguments = {
             "connect_timeout": int(PATIENCE),
             "tcp_user_timeout": int(2000 * PATIENCE),
@@ -172,7 +169,7 @@ def _engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, connect_args=arguments, pool_timeout=PATIENCE, pool_pre_ping=True)
     except (ImportError, NoSuchModuleError) as error:
-        raise StoreError(f"no driver for {url.drivername} ({error}); pip install openworld[postgres]") from error
+        raise StoreError(f"no driver for {url.drivername} ({error}); pip install -e '.[postgres]'") from error
     if url.get_backend_name() == SQLITE:
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
@@ -180,7 +177,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, record: object) -> None:
-    # Transactions are begun by us: Python would begin them late, and without the lock.
+    # Transactions are begun explicitly: Python would begin them late, and without the write lock.
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

@@ -1,8 +1,8 @@
-"""Which images are the same to the eye: a fingerprint of 97 numbers, and when two of them are one image.
+"""Near-duplicate images: a fingerprint of 97 numbers, and when two fingerprints count as the same image.
 
-The numbers are the luminance on a grid of 8 x 8, the two colour differences on 4 x 4, and the shape. Compared is the
-luminance without its mean and in units of its contrast, so that an image may be a little brighter, be resized or lose
-quality. Where the limits lie was measured: see docs/open-world.md and tests/serving/quarantine/test_duplicates.py.
+The numbers are the luminance on an 8 x 8 grid, the two colour differences on 4 x 4 grids, and the aspect ratio. The
+luminance is compared without its mean and in units of its contrast, so that a copy may be slightly brighter, resized or
+of lower quality. The limits were measured: see docs/reports/open-world.md and test_quarantine_duplicates.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.preprocess import FORMATS, plain
+from serving.bundle.pixels import FORMATS, plain
 
 Floats = NDArray[np.float32]
 
@@ -25,28 +25,28 @@ LENGTH = FINE**2 + 2 * COARSE**2 + 1
 MOST_DIFFERENCE = 0.0009
 """Half the mean squared difference of the luminance, in units of squared contrast (so: 1 - correlation)."""
 MOST_DIFFERENCE_ANYWHERE = 0.2
-"""In one cell of the grid, in units of contrast: a small thing that came into view is a difference."""
+"""In one cell of the grid, in units of contrast: a small object that has appeared makes another image."""
 MOST_COLOUR = 12.0
 """Levels of 255, in one cell."""
 MOST_BRIGHTER = 24.0
 MOST_CONTRAST = 1.2
 MOST_ASPECT = 0.1
-"""In powers of two."""
+"""Difference of log2(width / height)."""
 LEAST_CONTRAST = 16.0
-"""Levels; the unit for images that have less, so that noise in a plain sky is not taken for content."""
+"""Levels; the unit for images with less contrast, so that noise in a plain sky does not count as content."""
 FLAT = 4.0
-"""Levels; an image with less contrast has nothing but its brightness to know it by ..."""
+"""Levels; an image with less contrast can only be recognised by its brightness ..."""
 MOST_BRIGHTER_FLAT = 2.0
-"""... which may then differ by so many levels only."""
+"""... which may then differ by at most this many levels."""
 
 _WORKING_SIZE = 64
-"""Everything is brought to this first: an image of 16 x 16 and one twice as large then look alike on the grid."""
+"""Every image is first resized to this, so that an image of 16 x 16 and its enlargement yield the same grid."""
 _DRAFT = (128, 128)
 
 
 @dataclass(frozen=True)
-class Look:
-    """What is to be seen in an image file: its size, its format and its fingerprint."""
+class ImageSummary:
+    """The size, format and fingerprint of an image file."""
 
     width: int
     height: int
@@ -54,8 +54,8 @@ class Look:
     fingerprint: bytes
 
 
-def look_at(content: bytes) -> Look:
-    """Read an image file that was answered before; raises almost anything if it is none."""
+def summarize(content: bytes) -> ImageSummary:
+    """Read an image file that was answered before; raises almost any exception if it is not an image."""
     with Image.open(io.BytesIO(content), formats=FORMATS) as image:
         width, height = image.size
         media_type = Image.MIME[image.format or ""]
@@ -65,17 +65,17 @@ def look_at(content: bytes) -> Look:
     luminance, *colours = small.convert("YCbCr").split()
     aspect = np.array([math.log2(width / height)], dtype=np.float32)
     numbers = [_grid(luminance, FINE), *(_grid(colour, COARSE) for colour in colours), aspect]
-    return Look(width, height, media_type, np.concatenate(numbers).astype("<f2").tobytes())
+    return ImageSummary(width, height, media_type, np.concatenate(numbers).astype("<f2").tobytes())
 
 
 def _grid(channel: Image.Image, cells: int) -> Floats:
-    # As floats, so that nothing is rounded: in a flat image a level is a lot.
+    # In floats without rounding: one level matters in a flat image.
     shrunk = channel.convert("F").resize((cells, cells), Image.Resampling.BILINEAR)
     return np.asarray(shrunk, dtype=np.float32).ravel()
 
 
 class Fingerprints:
-    """Those of all images of a store, in memory; finds the ones that show the same as a given one."""
+    """The fingerprints of all images in a store, in memory, to find near-duplicates of a given image."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Fingerprints:
         self._energy[row] = np.square(self._shapes[row]).sum()
 
     def forget(self, item_id: int) -> None:
-        """If it is there; the last row takes the place of the one that goes."""
+        """Remove an item if it is there; the last row moves to its place."""
         row, last = self._rows.pop(item_id, None), len(self._rows)
         if row is not None and row != last:
             moved = int(self._ids[last])
@@ -109,11 +109,11 @@ class Fingerprints:
             self._rows[moved] = row
 
     def same_as(self, fingerprint: bytes) -> list[int]:
-        """Ids of the items that show the same image, the most alike first."""
+        """Ids of the near-duplicates, the most similar first."""
         count = len(self._rows)
         numbers = _numbers(fingerprint)
         shape = _shape(numbers)
-        # Not `@`: for something so small BLAS would wake threads that the graph needs.
+        # Not `@`: BLAS would start threads for it, which compete with the graph.
         product = np.einsum("ij,j->i", self._shapes[:count], shape)
         distances = 0.5 * (self._energy[:count] + np.square(shape).sum()) - product
         near = (distances <= MOST_DIFFERENCE).nonzero()[0]
@@ -121,10 +121,10 @@ class Fingerprints:
         return [int(self._ids[row]) for row in rows if _same(numbers, self._numbers[row])]
 
     def _grow(self) -> None:
-        room = max(256, 2 * len(self._ids))
+        capacity = max(256, 2 * len(self._ids))
         for name in ("_ids", "_numbers", "_shapes", "_energy"):
             values = getattr(self, name)
-            larger = np.zeros((room, *values.shape[1:]), dtype=values.dtype)
+            larger = np.zeros((capacity, *values.shape[1:]), dtype=values.dtype)
             larger[: len(values)] = values
             setattr(self, name, larger)
 
@@ -138,14 +138,14 @@ def _contrast(numbers: Floats) -> float:
 
 
 def _shape(numbers: Floats) -> Floats:
-    """The luminance without mean, in units of contrast; of length 1 unless the image is flat."""
+    """The luminance without its mean in units of contrast; a unit vector unless the image is flat."""
     luminance = numbers[: FINE**2]
     shape: Floats = (luminance - luminance.mean()) / np.float32(FINE * _contrast(numbers))
     return shape
 
 
 def _same(one: Floats, other: Floats) -> bool:
-    """Whether two fingerprints whose luminance is alike on the whole are of one image."""
+    """Whether two fingerprints with similar luminance count as the same image."""
     contrasts = _contrast(one), _contrast(other)
     flat = min(one[: FINE**2].std(), other[: FINE**2].std()) < FLAT
     brighter = abs(float(one[: FINE**2].mean() - other[: FINE**2].mean()))

@@ -1,13 +1,12 @@
-"""Brings a worker's unknown images into the store, off the request path.
+"""Writes a worker's unknown images to the store, off the request path.
 
-Whoever answers a request only puts an image in line, or is turned away at once if the line is full. A thread writes,
-many images in one transaction, and waits for a database or a disk that is away; nothing else ever waits for it.
+Requests only put an image into a bounded queue; if it is full the image is dropped at once. A thread writes many images
+in one transaction, and waits for an unavailable database or disk. Nothing else waits for that thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import threading
 import time
@@ -15,27 +14,24 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Literal
 
-from serving import metrics
-from serving.quarantine.records import Arrival, Caps, Kind, UnavailableError
+from serving.quarantine.records import Arrival, Caps, ItemKind, UnavailableError
 from serving.quarantine.store import Store
-from serving.settings import Settings
+from serving.telemetry import log, metrics
 
 BATCH, BATCH_BYTES = 64, 8 * 1024 * 1024
-LINE_BYTES = 64 * 1024 * 1024
-"""What may stand in line at most, however many images that are: a worker's memory is not ours to fill."""
+QUEUE_BYTES = 64 * 1024 * 1024
+"""The limit of all queued images together, to bound the worker's memory."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 RETRY_FOR = 300.0
-"""Seconds before the images in hand are given up, and the next ones are tried."""
-ROUNDS_EVERY = 60.0
+"""Seconds before the images of a failing write are dropped and the next ones are tried."""
+MAINTAIN_EVERY = 60.0
 SWEEP_EVERY = 3600.0
 
 Reason = Literal["queue_full", "database", "images", "unreadable", "shutdown"]
 
-log = logging.getLogger("bentoml.openworld")
-
 
 class Keeper:
-    """One a worker; all methods may be called from any thread."""
+    """One per worker; all methods may be called from any thread."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Keeper:
         caps: Caps | None = None,
         audit_share: float = 0.0,
         queue: int = 256,
-        queue_bytes: int = LINE_BYTES,
+        queue_bytes: int = QUEUE_BYTES,
         retry_for: float = RETRY_FOR,
     ) -> None:
         self.store = store
@@ -52,9 +48,9 @@ class Keeper:
         self._audit_share = audit_share
         self._most, self._most_bytes = queue, queue_bytes
         self._retry_for = retry_for
-        self._line: deque[Arrival] = deque()
-        self._line_bytes = 0
-        self._in_hand = 0
+        self._queue: deque[Arrival] = deque()
+        self._queued_bytes = 0
+        self._writing = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._give_up_at = float("inf")
@@ -63,45 +59,33 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="quarantine", daemon=True)
         self._thread.start()
 
-    @classmethod
-    def from_settings(cls, settings: Settings) -> Keeper:
-        """Needs no database yet: it is opened by the thread, when it is there."""
-        if settings.quarantine_url is None:
-            raise ValueError("no quarantine_url in the settings; see serving.quarantine.keeper_of")
-        return cls(
-            Store(settings.quarantine_url, settings.quarantine_images),
-            caps=Caps(settings.quarantine_max_items, settings.quarantine_max_bytes, settings.quarantine_max_days),
-            audit_share=settings.quarantine_audit_share,
-            queue=settings.quarantine_queue,
-        )
-
-    def wants(self, known: bool) -> Kind | None:
-        """Whether an image with such an answer is to be offered, and as what."""
+    def wants(self, known: bool) -> ItemKind | None:
+        """The kind that an image with such an answer is to be offered as; None: not at all."""
         if not known:
             return "unknown"
         return "audit" if random.random() < self._audit_share else None
 
     def offer(self, arrival: Arrival) -> None:
-        """Put an image in line, or count it as dropped; at once, and without an error in any case."""
+        """Queue an image, or count it as dropped. Returns at once and never raises."""
         try:
             if reason := self._put(arrival):
-                _drop(1, reason)
+                metrics.DROPPED.labels(reason).inc()
         except Exception:
             log.exception("an image could not be offered to the quarantine")
 
     def close(self, patience: float) -> None:
-        """Write what is in line, for so many seconds at most; what is left then is lost, and counted."""
+        """Write the queued images for at most `patience` seconds; the others are dropped and counted."""
         self._give_up_at = time.monotonic() + patience
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
         self._thread.join(patience)
         with self._changed:
-            lost, self._in_hand = len(self._line) + self._in_hand, 0
-            self._line.clear()
+            lost, self._writing = len(self._queue) + self._writing, 0
+            self._queue.clear()
         if lost:
-            _drop(lost, "shutdown")
-            log.warning("%d images were still to be kept in the quarantine when the server stopped", lost)
+            metrics.DROPPED.labels("shutdown").inc(lost)
+            log.warning("%d images were not yet written to the quarantine when the server stopped", lost)
         if not self._thread.is_alive():
             self.store.close()
 
@@ -110,39 +94,39 @@ class Keeper:
         with self._changed:
             if self._closing.is_set():
                 return "shutdown"
-            # One that is larger than the whole line is still taken when there is nothing else.
-            if len(self._line) >= self._most or (self._line and self._line_bytes + size > self._most_bytes):
+            # An image larger than the whole budget is accepted if the queue is empty.
+            if len(self._queue) >= self._most or (self._queue and self._queued_bytes + size > self._most_bytes):
                 return "queue_full"
-            self._line.append(arrival)
-            self._line_bytes += size
+            self._queue.append(arrival)
+            self._queued_bytes += size
             self._changed.notify()
         return None
 
     def _work(self) -> None:
-        self._make_rounds()
-        rounds_at = time.monotonic() + ROUNDS_EVERY
-        while not self._closing.is_set() or self._line:
-            if batch := self._take(rounds_at - time.monotonic()):
+        self._maintain()
+        maintain_at = time.monotonic() + MAINTAIN_EVERY
+        while not self._closing.is_set() or self._queue:
+            if batch := self._take(maintain_at - time.monotonic()):
                 self._write(batch, until=time.monotonic() + self._retry_for)
-            if time.monotonic() >= rounds_at and not self._closing.is_set():
-                self._make_rounds()
-                rounds_at = time.monotonic() + ROUNDS_EVERY
+            if time.monotonic() >= maintain_at and not self._closing.is_set():
+                self._maintain()
+                maintain_at = time.monotonic() + MAINTAIN_EVERY
 
     def _take(self, patience: float) -> list[Arrival]:
-        """The first in line, as many as make one transaction."""
+        """The first queued images, as many as make one transaction."""
         batch: list[Arrival] = []
         size = 0
         with self._changed:
-            self._changed.wait_for(lambda: self._line or self._closing.is_set(), timeout=max(0.0, patience))
-            while self._line and len(batch) < BATCH and size < BATCH_BYTES:
-                batch.append(self._line.popleft())
+            self._changed.wait_for(lambda: self._queue or self._closing.is_set(), timeout=max(0.0, patience))
+            while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
+                batch.append(self._queue.popleft())
                 size += len(batch[-1].content)
-            self._line_bytes -= size
-            self._in_hand = len(batch)
+            self._queued_bytes -= size
+            self._writing = len(batch)
         return batch
 
     def _write(self, batch: list[Arrival], until: float) -> None:
-        """Write, or try again; what the store refuses for other reasons is tried alone, so that it harms no other."""
+        """Write a batch, retrying while the store is unavailable; after another error each image is tried alone."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -150,7 +134,7 @@ class Keeper:
             except UnavailableError as error:
                 self._failed(error.part, error)
                 if time.monotonic() + pause > min(until, self._give_up_at):
-                    self._lose(batch, error.part)
+                    self._drop_batch(batch, error.part)
                     return
                 self._wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -160,40 +144,40 @@ class Keeper:
                         self._write([arrival], until)
                     return
                 metrics.FAILURES.labels("image").inc()
-                log.warning("an image cannot be kept: %s: %s", type(error).__name__, error)
-                self._lose(batch, "unreadable")
+                log.warning("an image cannot be stored in the quarantine: %s: %s", type(error).__name__, error)
+                self._drop_batch(batch, "unreadable")
                 return
             else:
                 self._done(len(batch))
                 metrics.KEPT.inc(len(added.kept))
                 metrics.COPIES.inc(added.copies)
-                self._worked()
-                self._keep_to_caps()
+                self._recovered()
+                self._enforce_caps()
                 return
 
     def _wait(self, seconds: float) -> None:
-        """Shorter once the server is about to stop: there is no time to lose then."""
+        """Sleep, but only briefly once the server is stopping."""
         if self._closing.is_set():
             time.sleep(min(seconds, FIRST_PAUSE))
         else:
             self._closing.wait(seconds)
 
-    def _make_rounds(self) -> None:
-        self._keep_to_caps()
+    def _maintain(self) -> None:
+        self._enforce_caps()
         if time.monotonic() >= self._next_sweep:
             with self._tolerant():
                 if swept := self.store.sweep():
-                    log.info("removed %d image files that nothing in the quarantine refers to", swept)
+                    log.info("removed %d image files that no item of the quarantine refers to", swept)
                 self._next_sweep = time.monotonic() + SWEEP_EVERY
 
-    def _keep_to_caps(self) -> None:
+    def _enforce_caps(self) -> None:
         with self._tolerant():
             for cap, count in self.store.enforce(self._caps).items():
                 metrics.EVICTED.labels(cap).inc(count)
-            held = self.store.held()
-            metrics.HELD_ITEMS.set(held.items)
-            metrics.HELD_BYTES.set(held.bytes)
-            self._worked()
+            usage = self.store.usage()
+            metrics.HELD_ITEMS.set(usage.items)
+            metrics.HELD_BYTES.set(usage.bytes)
+            self._recovered()
 
     @contextlib.contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -203,30 +187,27 @@ class Keeper:
             self._failed(error.part, error)
         except Exception:
             metrics.FAILURES.labels("other").inc()
-            log.exception("the quarantine could not be looked after")
+            log.exception("maintenance of the quarantine failed")
 
     def _failed(self, part: Literal["database", "images"], error: UnavailableError) -> None:
         metrics.FAILURES.labels(part).inc()
         if self._failing_since is None:
             self._failing_since = time.monotonic()
-            log.error("the quarantine does not work, predictions go on: %s", error)
+            log.error("the quarantine does not work, predictions continue: %s", error)
 
-    def _worked(self) -> None:
+    def _recovered(self) -> None:
         if self._failing_since is not None:
             log.warning("the quarantine works again, after %.0f seconds", time.monotonic() - self._failing_since)
             self._failing_since = None
 
-    def _lose(self, batch: list[Arrival], reason: Reason) -> None:
-        # `close` may have counted them already, when its patience was at an end.
+    def _drop_batch(self, batch: list[Arrival], reason: Reason) -> None:
+        # `close` may have counted them already after its timeout.
         if self._done(len(batch)):
-            _drop(len(batch), reason)
+            metrics.DROPPED.labels(reason).inc(len(batch))
 
     def _done(self, count: int) -> bool:
+        """Whether these images were still counted as being written."""
         with self._changed:
-            there = self._in_hand >= count
-            self._in_hand = max(0, self._in_hand - count)
-        return there
-
-
-def _drop(count: int, reason: Reason) -> None:
-    metrics.DROPPED.labels(reason).inc(count)
+            counted_here = self._writing >= count
+            self._writing = max(0, self._writing - count)
+        return counted_here

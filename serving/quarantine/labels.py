@@ -1,123 +1,167 @@
-"""What people and training.discover do to items and groups, each inside a transaction of the caller's."""
+"""The groups and labels of items, and the log of who changed them."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from serving.quarantine.records import Group, Grouping, LabelError, LearnedError, State, UnknownIdError
+from serving.quarantine.database import Database
+from serving.quarantine.records import (
+    Change,
+    FoundGroup,
+    ItemGroup,
+    ItemState,
+    LabelError,
+    LearnedError,
+    UnknownIdError,
+)
 from serving.quarantine.schema import changes, groups, items
 
 LONGEST = 100
 RESERVED = "unknown"
-"""What the server answers where it does not know: no class can be called so."""
-_AT_ONCE = 1000
-"""Ids in one statement; databases have limits."""
+"""The server's answer for unknown images; no class can have this name."""
+_KEYS_PER_STATEMENT = 1000
+"""Ids or file names per statement; databases limit them."""
+Key = TypeVar("Key", int, str)
 
 
-def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), _AT_ONCE):
-        yield ids[start : start + _AT_ONCE]
+class LabelledItems:
+    """Changes by people and by training.discover; each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def name(self, ids: Sequence[int], label: str, who: str) -> None:
+        """Label items as showing a new class."""
+        self._label(ids, "named", _checked_label(label), who)
+
+    def mark_known(self, ids: Sequence[int], label: str, who: str) -> None:
+        """Label items as showing a class of the model."""
+        self._label(ids, "known", _checked_label(label), who)
+
+    def mark_junk(self, ids: Sequence[int], who: str) -> None:
+        """Label items as useless."""
+        self._label(ids, "junk", None, who)
+
+    def clear(self, ids: Sequence[int], who: str) -> None:
+        """Remove the labels of items."""
+        self._label(ids, "new", None, who)
+
+    def _label(self, ids: Sequence[int], state: ItemState, label: str | None, who: str) -> None:
+        by, at = (None, None) if state == "new" else (who, time.time())
+        with self._database.writing() as connection:
+            ids = _existing_ids(connection, ids)
+            _refuse_learned(connection, ids)
+            _set(connection, ids, state=state, label=label, labelled_by=by, labelled_at=at)
+            note(connection, who, {"new": "clear", "named": "name"}.get(state, state), len(ids), label or "")
+
+    def count_labelled(self) -> dict[str, int]:
+        """The number of items that are named as new classes and not learned yet, by label."""
+        counted = select(items.c.label, func.count()).where(items.c.state == "named").group_by(items.c.label)
+        with self._database.reading() as connection:
+            return dict(sorted((label, count) for label, count in connection.execute(counted)))
+
+    def mark_learned(self, learned: Mapping[str, Sequence[int]], version: str) -> int:
+        """Mark {label: ids} as learned; items that were renamed, cleared or deleted meanwhile are skipped."""
+        count = 0
+        with self._database.writing() as connection:
+            for label, ids in learned.items():
+                for some in chunks(list(ids)):
+                    named = items.c.id.in_(some) & (items.c.state == "named") & (items.c.label == label)
+                    marked = update(items).where(named).values(state="learned", learned_in=version)
+                    count += connection.execute(marked).rowcount
+        return count
+
+    def groups(self) -> list[ItemGroup]:
+        """All groups, those with new items first, each in the order in which they were found."""
+        key = (items.c.group, items.c.state, items.c.label)
+        counted = select(*key, func.count(), func.sum(items.c.copies)).where(items.c.group.is_not(None)).group_by(*key)
+        parts: dict[int, list[Any]] = defaultdict(list)
+        with self._database.reading() as connection:
+            for row in connection.execute(counted):
+                parts[row[0]].append(row)
+            rows = connection.execute(select(groups).order_by(groups.c.id)).all()
+        found = [_group(row, parts[row.id]) for row in rows if row.id in parts]
+        return sorted(found, key=lambda group: "new" not in group.states)
+
+    def members(self, group: int) -> dict[int, ItemState]:
+        """Ids and states of a group's items, without loading the items."""
+        found = select(items.c.id, items.c.state).where(items.c.group == group).order_by(items.c.id)
+        with self._database.reading() as connection:
+            return {row.id: row.state for row in connection.execute(found)}
+
+    def move(self, ids: Sequence[int], group: int | None, who: str) -> None:
+        """Move items into a group, or out of every group."""
+        with self._database.writing() as connection:
+            ids = _existing_ids(connection, ids)
+            if group is not None:
+                _existing_groups(connection, [group])
+            _set(connection, ids, group=group)
+            remove_empty_groups(connection, but=group)
+            note(connection, who, "move", len(ids), "out of every group" if group is None else f"to group {group}")
+
+    def merge(self, ids: Sequence[int], who: str) -> int:
+        """Merge groups into the first one, which is returned."""
+        ids = list(dict.fromkeys(ids))
+        if len(ids) < 2:
+            raise UnknownIdError(f"{len(ids)} groups to merge; allowed: 2 or more")
+        first, *others = ids
+        with self._database.writing() as connection:
+            merged = _existing_groups(connection, ids)
+            moved = 0
+            for some in chunks(others):
+                moved += connection.execute(update(items).where(items.c.group.in_(some)).values(group=first)).rowcount
+            near = {row.near_class for row in merged}
+            values = {
+                # An estimate: merged groups are at most as cohesive as the least cohesive one.
+                "cohesion": min(row.cohesion for row in merged),
+                "near_class": near.pop() if len(near) == 1 else None,
+                "shifted": all(row.shifted for row in merged),
+            }
+            connection.execute(update(groups).where(groups.c.id == first).values(values))
+            remove_empty_groups(connection, but=first)
+            note(connection, who, "merge", moved, f"groups {', '.join(map(str, others))} into group {first}")
+        return first
+
+    def replace_groups(self, found: Sequence[FoundGroup]) -> None:
+        """Move new items to the groups that training.discover found; labelled items keep their label and group."""
+        listed = [member for grouping in found for member in grouping.members]
+        if twice := sorted(member for member, count in Counter(listed).items() if count > 1):
+            raise ValueError(f"in more than one group: items {twice[:5]}; allowed: each in one")
+        if wrong := [grouping.cohesion for grouping in found if not 0 <= grouping.cohesion <= 1]:
+            raise ValueError(f"cohesion is {wrong[0]}; allowed: 0 to 1")
+        with self._database.writing() as connection:
+            present = set(_present(connection, listed))
+            connection.execute(update(items).where(items.c.state == "new").values(group=None))
+            for grouping in found:
+                if members := [member for member in grouping.members if member in present]:
+                    values = {name: getattr(grouping, name) for name in ("cohesion", "near_class", "shifted")}
+                    group = connection.execute(insert(groups).values(values).returning(groups.c.id)).scalar_one()
+                    _set(connection, members, group=group)
+            remove_empty_groups(connection)
+
+    def changes(self, limit: int = 100) -> list[Change]:
+        """The change log, the latest entry first."""
+        columns = [changes.c[name] for name in Change._fields]
+        with self._database.reading() as connection:
+            rows = connection.execute(select(*columns).order_by(changes.c.id.desc()).limit(limit))
+            return [Change(*row) for row in rows]
 
 
-def checked_label(label: str) -> str:
-    allowed = f"1 to {LONGEST} printable characters, and not {RESERVED!r}"
-    if label.strip() == RESERVED:
-        raise LabelError(f"label is {label!r}; allowed: {allowed}")
-    return _checked(label, "label", allowed=allowed)
+def chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    for start in range(0, len(keys), _KEYS_PER_STATEMENT):
+        yield keys[start : start + _KEYS_PER_STATEMENT]
 
 
 def note(connection: Connection, who: str, what: str, count: int, detail: str = "") -> None:
-    """Write down who did what."""
+    """Record who did what."""
     who = _checked(who, "name of a person", allowed=f"1 to {LONGEST} printable characters")
     entry = {"at": time.time(), "who": who, "what": what, "items": count, "detail": detail}
     connection.execute(insert(changes).values(entry))
-
-
-def label_items(connection: Connection, ids: Sequence[int], state: State, label: str | None, who: str) -> None:
-    """Give items a state and a label; `new` takes both away."""
-    ids = _all_there(connection, ids)
-    _refuse_learned(connection, ids)
-    by, at = (None, None) if state == "new" else (who, time.time())
-    _set(connection, ids, state=state, label=label, labelled_by=by, labelled_at=at)
-    note(connection, who, {"new": "clear", "named": "name"}.get(state, state), len(ids), label or "")
-
-
-def move(connection: Connection, ids: Sequence[int], group: int | None, who: str) -> None:
-    ids = _all_there(connection, ids)
-    if group is not None:
-        _groups_there(connection, [group])
-    _set(connection, ids, group=group)
-    remove_empty_groups(connection, but=group)
-    note(connection, who, "move", len(ids), "out of every group" if group is None else f"to group {group}")
-
-
-def merge(connection: Connection, ids: Sequence[int], who: str) -> int:
-    """All members of some groups into the first of them."""
-    ids = list(dict.fromkeys(ids))
-    if len(ids) < 2:
-        raise UnknownIdError(f"{len(ids)} groups to merge; allowed: 2 or more")
-    merged = _groups_there(connection, ids)
-    first = ids[0]
-    moved = 0
-    for some in chunks(ids[1:]):
-        moved += connection.execute(update(items).where(items.c.group.in_(some)).values(group=first)).rowcount
-    near = {row.near_class for row in merged}
-    values = {
-        # Together they are at most as tight as the loosest of them; nobody has measured it.
-        "cohesion": min(row.cohesion for row in merged),
-        "near_class": near.pop() if len(near) == 1 else None,
-        "shifted": all(row.shifted for row in merged),
-    }
-    connection.execute(update(groups).where(groups.c.id == first).values(values))
-    remove_empty_groups(connection, but=first)
-    note(connection, who, "merge", moved, f"groups {', '.join(map(str, ids[1:]))} into group {first}")
-    return first
-
-
-def replace_groups(connection: Connection, found: Sequence[Grouping]) -> None:
-    """New items leave their groups for those found; labelled ones keep theirs unless they are listed."""
-    listed = [member for grouping in found for member in grouping.members]
-    if twice := sorted(member for member, count in Counter(listed).items() if count > 1):
-        raise ValueError(f"in more than one group: items {twice[:5]}; allowed: each in one")
-    there = set(_existing(connection, listed))
-    connection.execute(update(items).where(items.c.state == "new").values(group=None))
-    for grouping in found:
-        if not 0 <= grouping.cohesion <= 1:
-            raise ValueError(f"cohesion is {grouping.cohesion}; allowed: 0 to 1")
-        if members := [member for member in grouping.members if member in there]:
-            values = {name: getattr(grouping, name) for name in ("cohesion", "near_class", "shifted")}
-            group = connection.execute(insert(groups).values(values).returning(groups.c.id)).scalar_one()
-            _set(connection, members, group=group)
-    remove_empty_groups(connection)
-
-
-def all_groups(connection: Connection) -> list[Group]:
-    """Those with items to be looked at first, each in the order in which they were found."""
-    columns = (items.c.group, items.c.state, items.c.label, func.count(), func.sum(items.c.copies))
-    counted = select(*columns).where(items.c.group.is_not(None)).group_by(items.c.group, items.c.state, items.c.label)
-    parts: dict[int, list[Any]] = defaultdict(list)
-    for row in connection.execute(counted):
-        parts[row[0]].append(row)
-    made = []
-    for row in connection.execute(select(groups).order_by(groups.c.id)):
-        if members := parts.get(row.id):
-            made.append(_group(row, members))
-    return sorted(made, key=lambda group: "new" not in group.states)
-
-
-def members(connection: Connection, group: int) -> dict[int, State]:
-    found = select(items.c.id, items.c.state).where(items.c.group == group).order_by(items.c.id)
-    return {row.id: row.state for row in connection.execute(found)}
-
-
-def count_named(connection: Connection) -> dict[str, int]:
-    counted = select(items.c.label, func.count()).where(items.c.state == "named").group_by(items.c.label)
-    return dict(sorted((label, count) for label, count in connection.execute(counted)))
 
 
 def remove_empty_groups(connection: Connection, but: int | None = None) -> None:
@@ -125,29 +169,16 @@ def remove_empty_groups(connection: Connection, but: int | None = None) -> None:
     connection.execute(delete(groups).where(groups.c.id.not_in(used), groups.c.id != (-1 if but is None else but)))
 
 
-def mark_learned(connection: Connection, learned: Mapping[str, Sequence[int]], version: str) -> int:
-    """Those that still bear the label that they were learned under."""
-    count = 0
-    for label, ids in learned.items():
-        for some in chunks(list(ids)):
-            named = items.c.id.in_(some) & (items.c.state == "named") & (items.c.label == label)
-            count += connection.execute(update(items).where(named).values(state="learned", learned_in=version)).rowcount
-    return count
-
-
-def _group(row: Any, members: Sequence[Any]) -> Group:
-    states: Counter[State] = Counter()
+def _group(row: Any, members: Sequence[Any]) -> ItemGroup:
+    states: Counter[ItemState] = Counter()
     labels: Counter[str | None] = Counter()
     for _, state, label, count, _ in members:
         states[state] += count
         labels[label] += count
-    return Group(
-        id=row.id,
+    return ItemGroup(
+        **row._mapping,
         size=sum(states.values()),
         copies=int(sum(copies for *_, copies in members)),
-        cohesion=row.cohesion,
-        near_class=row.near_class,
-        shifted=row.shifted,
         state=next(iter(states)) if len(states) == 1 else None,
         label=next(iter(labels)) if len(labels) == 1 else None,
         states=dict(states),
@@ -160,23 +191,23 @@ def _set(connection: Connection, ids: Sequence[int], **values: Any) -> None:
         connection.execute(update(items).where(items.c.id.in_(some)).values(values))
 
 
-def _existing(connection: Connection, ids: Sequence[int]) -> list[int]:
+def _present(connection: Connection, ids: Sequence[int]) -> list[int]:
     found: list[int] = []
-    for some in chunks(list(ids)):
+    for some in chunks(ids):
         found += connection.execute(select(items.c.id).where(items.c.id.in_(some))).scalars()
     return found
 
 
-def _all_there(connection: Connection, ids: Sequence[int]) -> list[int]:
+def _existing_ids(connection: Connection, ids: Sequence[int]) -> list[int]:
     wanted = list(dict.fromkeys(ids))
     if not wanted:
         raise UnknownIdError("no item given; allowed: 1 or more")
-    if missing := sorted(set(wanted) - set(_existing(connection, wanted))):
+    if missing := sorted(set(wanted) - set(_present(connection, wanted))):
         raise UnknownIdError(f"no item {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}")
     return wanted
 
 
-def _groups_there(connection: Connection, ids: Sequence[int]) -> list[Any]:
+def _existing_groups(connection: Connection, ids: Sequence[int]) -> list[Any]:
     found = [row for some in chunks(ids) for row in connection.execute(select(groups).where(groups.c.id.in_(some)))]
     if missing := sorted(set(ids) - {row.id for row in found}):
         raise UnknownIdError(f"no group {', '.join(map(str, missing[:5]))}")
@@ -185,11 +216,18 @@ def _groups_there(connection: Connection, ids: Sequence[int]) -> list[Any]:
 
 def _refuse_learned(connection: Connection, ids: Sequence[int]) -> None:
     for some in chunks(ids):
-        learned = select(items.c.id, items.c.label, items.c.learned_in).where(
-            items.c.id.in_(some), items.c.state == "learned"
-        )
+        learned = select(items).where(items.c.id.in_(some), items.c.state == "learned")
         if row := connection.execute(learned.limit(1)).first():
-            raise LearnedError(f"item {row.id} was learned as {row.label!r} in version {row.learned_in}: it stays so")
+            raise LearnedError(
+                f"item {row.id} was learned as {row.label!r} in version {row.learned_in} and cannot be changed"
+            )
+
+
+def _checked_label(label: str) -> str:
+    allowed = f"1 to {LONGEST} printable characters, and not {RESERVED!r}"
+    if label.strip() == RESERVED:
+        raise LabelError(f"label is {label!r}; allowed: {allowed}")
+    return _checked(label, "label", allowed=allowed)
 
 
 def _checked(text: str, what: str, *, allowed: str) -> str:

@@ -1,4 +1,4 @@
-"""What goes into a quarantine and what comes out of it, and what can go wrong; without the database library."""
+"""The types and errors of the quarantine. Does not import the database library."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["unknown", "audit"]
-"""Why an image was kept: no task knew it, or it was accepted and drawn for a later look."""
+ItemKind = Literal["unknown", "audit"]
+"""Why an image was kept: it was unknown, or it was known and sampled for an audit."""
 
-State = Literal["new", "named", "known", "junk", "learned"]
-"""Not looked at yet; named as a new class; shows a class that the model has; of no use; named and learned since."""
+ItemState = Literal["new", "named", "known", "junk", "learned"]
+"""Not labelled yet; named as a new class; shows a class of the model; useless; named and since learned."""
 
 
 class StoreError(Exception):
-    """The quarantine cannot do what was asked; the message says what and why, for people."""
+    """The quarantine cannot do what was requested; the message says what and why."""
 
 
 class UnknownIdError(StoreError):
-    """There is no such item or group (any more)."""
+    """The item or group does not exist (any more)."""
 
 
 class LabelError(StoreError):
-    """A label, or the name of who gives it, that cannot be used."""
+    """A label or a person's name that cannot be used."""
 
 
 class LearnedError(StoreError):
-    """A label that is in the model already, and no longer to be changed."""
+    """A label that a model has learned already and that can no longer be changed."""
 
 
 class UnavailableError(StoreError):
-    """The database or the place of the images cannot be used now; the same may work later."""
+    """The database or the image storage is unavailable; the same request may work later."""
 
     def __init__(self, problem: str, *, part: Literal["database", "images"]) -> None:
         super().__init__(problem)
@@ -41,25 +41,25 @@ class UnavailableError(StoreError):
 
 
 class Arrival(NamedTuple):
-    """An image that was answered, as it is handed over to be kept."""
+    """An answered image that is offered to the quarantine."""
 
     content: bytes
-    kind: Kind
+    kind: ItemKind
     received_at: float
     """Seconds since the epoch."""
     model_version: str
     answer: dict[str, Any]
     features: NDArray[np.float32]
-    """All tasks' standardised features side by side, [D]."""
+    """The standardised features of all tasks, concatenated: [D]."""
 
 
 class Added(NamedTuple):
-    """What became of some arrivals."""
+    """The result of adding arrivals."""
 
     kept: list[int]
     """Ids of the new items."""
     copies: int
-    """Arrivals that were counted on an item that is there already."""
+    """Arrivals that were counted on an existing item."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Item:
     """One image in quarantine."""
 
     id: int
-    state: State
-    kind: Kind
+    state: ItemState
+    kind: ItemKind
     group: int | None
     label: str | None
     labelled_by: str | None
@@ -77,10 +77,10 @@ class Item:
     """The version of the model that learned it."""
     received_at: float
     seen_at: float
-    """When it came last; the same as `received_at` unless it came again."""
+    """When it was last received; equal to `received_at` unless it was received again."""
     model_version: str
     copies: int
-    """How often it came."""
+    """How often it was received."""
     width: int
     height: int
     size: int
@@ -90,20 +90,20 @@ class Item:
     features: NDArray[np.float32]
 
 
-class Grouping(NamedTuple):
-    """Items that look alike, as found by training.discover."""
+class FoundGroup(NamedTuple):
+    """Similar items, as found by `openworld discover`."""
 
     members: Sequence[int]
     cohesion: float
     """0 to 1; higher is tighter."""
     near_class: str | None
     shifted: bool
-    """Whether it looks like `near_class` changed rather than like something new."""
+    """Whether it looks like a changed `near_class` rather than like a new class."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """A group as it is now, after people moved, merged and labelled."""
+class ItemGroup:
+    """A group in its present state, after people moved, merged and labelled items."""
 
     id: int
     size: int
@@ -111,37 +111,37 @@ class Group:
     cohesion: float
     near_class: str | None
     shifted: bool
-    state: State | None
-    """What all members share; None if they differ."""
+    state: ItemState | None
+    """The state of all members; None if they differ."""
     label: str | None
-    states: dict[State, int]
+    states: dict[ItemState, int]
     """Members by state."""
     labels: dict[str, int]
-    """Members that bear a label, by label."""
+    """Labelled members by label."""
 
 
 class Change(NamedTuple):
-    """What somebody did."""
+    """An entry of the change log."""
 
     at: float
     who: str
     what: str
     items: int
-    """How many were changed."""
+    """Number of changed items."""
     detail: str
 
 
-class Held(NamedTuple):
-    """How much is in quarantine; `bytes` counts image files, features and answers."""
+class Usage(NamedTuple):
+    """How much a quarantine stores; `bytes` counts image files, features and answers."""
 
     items: int
     bytes: int
-    states: dict[State, int]
+    states: dict[ItemState, int]
 
 
 @dataclass(frozen=True)
 class Caps:
-    """How much a quarantine may hold."""
+    """The limits of a quarantine."""
 
     items: int = 10_000
     bytes: int = 1024**3

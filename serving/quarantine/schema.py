@@ -1,22 +1,11 @@
-"""The tables of a quarantine. Every process that opens one makes them if they are not there."""
+"""The tables of a quarantine. Every process that opens one creates missing tables."""
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Double,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import Boolean, Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
 VERSION = 1
+"""The format version of the tables; a database with another one is refused."""
 
 metadata = MetaData()
 
@@ -24,7 +13,7 @@ about = Table(
     "openworld_quarantine",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
-    # Tells the image files of this quarantine from those of others in the same place.
+    # Distinguishes the image files of this quarantine from those of others in the same folder.
     Column("mark", String(8), nullable=False),
 )
 
@@ -35,7 +24,7 @@ groups = Table(
     Column("cohesion", Double, nullable=False),
     Column("near_class", Text),
     Column("shifted", Boolean, nullable=False),
-    # An id is never used again: what a page still shows cannot come to mean something else.
+    # An id is never reused: a page that is still open cannot show it for another group.
     sqlite_autoincrement=True,
 )
 
@@ -66,7 +55,7 @@ items = Table(
     Column("features", LargeBinary, nullable=False),
     sqlite_autoincrement=True,
 )
-# Counts, sums and the choice of what goes are answered from this index, without a look at the rows.
+# Counts, sums and the choice of items to remove need only this index, not the rows.
 Index("openworld_items_age", items.c.state, items.c.received_at, items.c.bytes)
 
 changes = Table(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.network import NetworkConfig
-from training.augment import Augmentation
+from models.config import NetworkConfig
+from training.config import Augmentation
 
 TINY = 1e-8
 

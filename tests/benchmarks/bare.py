@@ -1,23 +1,30 @@
-"""What every contestant does with an image: ours to decode, run, decide and word, and nothing around it."""
+"""The work that every contestant does per image: our decoding, graph, decision and answer, and nothing else."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from serving.answer import Question, Wording
-from serving.preprocess import decode, to_pixels
-from serving.runtime import Model
+from PIL.Image import Image
+
+from serving.bundle.model import Model
+from serving.bundle.pixels import decode, to_pixels
+from serving.inference.answers import AnswerFormatter, PredictionOptions
 
 
 class Answering:
-    """An image file in, the fields of an answer out; BENCH_BUNDLE names the bundle."""
+    """An image in, the fields of an answer out; BENCH_BUNDLE names the bundle."""
 
     def __init__(self) -> None:
         self._model = Model.load(os.environ["BENCH_BUNDLE"], provider="cpu", threads=1)
-        self._wording = Wording(self._model.manifest)
-        self._question = Question.ask(self._model)
+        self._formatter = AnswerFormatter(self._model.manifest)
+        self._options = PredictionOptions.for_model(self._model)
 
     def answer(self, content: bytes) -> dict[str, Any]:
-        pixels = to_pixels(decode(content), self._model.manifest.image)
-        return self._wording.answer(self._model.predict(pixels[None]), 0, self._question)
+        """The answer for an image file."""
+        return self.answer_image(decode(content))
+
+    def answer_image(self, image: Image) -> dict[str, Any]:
+        """The answer for an image that is already open."""
+        pixels = to_pixels(image, self._model.manifest.image)
+        return self._formatter.fields(self._model.predict(pixels[None]), 0, self._options)

@@ -1,4 +1,4 @@
-"""The least that answers in FastAPI: raw body, on the event loop, no queue, limits, metrics, logs or request ids."""
+"""A minimal server in FastAPI: raw body, on the event loop, no queue, limits, metrics, logs or request ids."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def make_app() -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        said = answering.answer(await request.body())
-        return Response(json.dumps(said, separators=(",", ":")), media_type="application/json")
+        fields = answering.answer(await request.body())
+        return Response(json.dumps(fields, separators=(",", ":")), media_type="application/json")
 
     @app.get("/readyz")
     async def ready() -> str:

@@ -1,4 +1,4 @@
-"""The least that answers in LitServe, which takes no raw body: the image comes as base64."""
+"""A minimal server in LitServe, which accepts no raw body: the image is sent as base64."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:
         self.answering = Answering()
 
-    # Without annotations: it would take one for the type of the request.
+    # Without annotations: LitServe would use one as the type of the request.
     def decode_request(self, request):  # type: ignore[no-untyped-def]
         return base64.b64decode(request["image"])
 
     def predict(self, content: bytes) -> dict[str, Any]:
         return self.answering.answer(content)
 
-    def encode_response(self, said: dict[str, Any]) -> dict[str, Any]:
-        return said
+    def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
+        return output
 
 
 if __name__ == "__main__":

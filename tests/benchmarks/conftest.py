@@ -17,14 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # The option is not even known where pytest was not pointed at this folder.
+    # The option only exists if pytest was started with this folder.
     wanted = config.getoption("benchmarks", default=False)
     return True if collection_path.name.startswith("test_") and not wanted else None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number, and the same number of what it is compared with."""
+    """A measured value, and the value that it is compared with."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass
 class Report:
-    """Rows of this run, which is known by when it began."""
+    """Rows of this run, which is identified by its start time."""
 
     run: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     rows: list[Row] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Servers that are compared: one worker each, one thread for the graph, no more than their own work at a time."""
+"""The compared servers: one worker each, one thread for the graph, one request at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,6 +23,8 @@ from tests.helpers_serving import ROOT, Server, free_port, serving
 from tests.load import http_request
 
 PATIENCE = 60.0
+BENCH_PYTHON = Path(os.environ.get("BENCH_PYTHON", ROOT / ".venv-bench/bin/python"))
+"""The environment of contestants that need httptools, which must not be installed beside our server."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +32,42 @@ class Contestant:
     name: str
     start: Callable[[Path, Path], AbstractContextManager[Server]]
     request: Callable[[bytes], bytes]
-    package: str | None = None
+    python: Path = Path(sys.executable)
 
     @property
     def installed(self) -> bool:
-        return self.package is None or find_spec(self.package) is not None
+        return self.python.exists()
 
 
 def _ours(home: Path, bundle: Path) -> AbstractContextManager[Server]:
     return serving(home, bundle, settings={"OPENWORLD_WORKERS": "1", "OPENWORLD_THREADS": "1"})
 
 
-def _fastapi(home: Path, bundle: Path) -> AbstractContextManager[Server]:
-    fast = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+def _fastapi(home: Path, bundle: Path, python: Path = Path(sys.executable)) -> AbstractContextManager[Server]:
+    """With the parser that is installed: h11 beside our server, httptools in the environment of the benchmarks."""
+    quiet = ["--loop", "uvloop", "--no-access-log", "--log-level", "warning"]
     app = ["--factory", "tests.benchmarks.bare_fastapi:make_app"]
-    return _running(home, bundle, lambda port: ["uvicorn", *app, "--host", "127.0.0.1", "--port", str(port), *fast])
+    return _running(
+        home, bundle, lambda port: ["uvicorn", *app, "--host", "127.0.0.1", "--port", str(port), *quiet], python
+    )
+
+
+def _bentoml(home: Path, bundle: Path) -> AbstractContextManager[Server]:
+    target = "tests.benchmarks.bare_bentoml:Stock"
+    return _running(home, bundle, lambda port: ["bentoml", "serve", target, "--host", "127.0.0.1", "--port", str(port)])
 
 
 def _litserve(home: Path, bundle: Path) -> AbstractContextManager[Server]:
-    return _running(home, bundle, lambda port: ["tests.benchmarks.bare_litserve", str(port)])
+    return _running(home, bundle, lambda port: ["tests.benchmarks.bare_litserve", str(port)], BENCH_PYTHON)
 
 
 def _raw(image: bytes) -> bytes:
     return http_request("/predict", image)
+
+
+def _form(image: bytes) -> bytes:
+    request = httpx.Request("POST", "http://x/predict", files={"image": ("image.png", image, "image/png")})
+    return http_request("/predict", request.read(), request.headers["content-type"])
 
 
 def _json(image: bytes) -> bytes:
@@ -64,24 +79,28 @@ def _json(image: bytes) -> bytes:
 FASTAPI = "bare FastAPI"
 OURS = "openworld"
 CONTESTANTS = (
-    Contestant(FASTAPI, _fastapi, _raw, "fastapi"),
+    Contestant(FASTAPI, _fastapi, _raw),
     Contestant(OURS, _ours, _raw),
-    # It takes no raw body.
-    Contestant("LitServe", _litserve, _json, "litserve"),
+    Contestant("stock BentoML", _bentoml, _form),
+    Contestant("bare FastAPI, httptools", partial(_fastapi, python=BENCH_PYTHON), _raw, BENCH_PYTHON),
+    # It accepts no raw body.
+    Contestant("LitServe", _litserve, _json, BENCH_PYTHON),
 )
 
 
 @contextlib.contextmanager
-def _running(home: Path, bundle: Path, module: Callable[[int], list[str]]) -> Iterator[Server]:
-    """A server that is ready, and gone afterwards with all that it started."""
+def _running(
+    home: Path, bundle: Path, module: Callable[[int], list[str]], python: Path = Path(sys.executable)
+) -> Iterator[Server]:
+    """Run a server until the block ends, then stop it and all its processes."""
     port = free_port()
     home.mkdir(parents=True, exist_ok=True)
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *module(port)],
+            [str(python), "-m", *module(port)],
             cwd=ROOT,
-            env={**os.environ, "BENCH_BUNDLE": str(bundle)},
+            env={**os.environ, "BENCH_BUNDLE": str(bundle), "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

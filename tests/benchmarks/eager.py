@@ -1,4 +1,4 @@
-"""The authors' manner: the network with its masks in eager torch, one task and one rotation at a time."""
+"""Inference as the authors do it: the masked network in eager torch, one task and one rotation at a time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.heads import ROTATIONS
+from models.config import ROTATIONS
+from models.masks.supermask import MaskedLayer
 from models.network import Network
-from models.weight_mask import MaskedConv2d
-from training.tasks import to_device, to_unit
+from training.data.tasks import to_device, to_unit
 
 
 def prepare_masks(network: Network) -> None:
-    """Let Sup's layers multiply signs and masks once, not for every image: the baseline shall not pay for our bits."""
+    """Make Sup's layers multiply signs and masks once, so that the baseline does not pay for our bit storage."""
     for layer in network.body.modules():
-        if isinstance(layer, MaskedConv2d):
+        if isinstance(layer, MaskedLayer):
             masked = [layer.live_weight(task) for task in range(len(network.heads))]
             layer.effective_weight = lambda layer=layer, masked=masked: masked[layer.selection.task]  # type: ignore[method-assign, misc]
 

@@ -1,4 +1,4 @@
-"""What int8 could be made of instead: `python -m tests.benchmarks.export_choices RUN`.
+"""Alternatives for int8: `python -m tests.benchmarks.export_choices RUN`.
 
 Every choice is compared with fp32 on the run's validation images. None of them changes what the exporter writes.
 """
@@ -17,30 +17,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export import quantized
-from export.__main__ import Exporter
-from export.evidence import Evidence, gather
-from export.opened import Question
-from export.quantized import QuantizedBody
-from export.verify import verify_precision
+from export.checks.parity import verify_precision
+from export.exporter import Exporter
+from export.graph import body_int8 as quantized
+from export.graph.body_float import FloatBody
+from export.graph.evidence import Evidence, gather
+from export.graph.session import GraphQuery
+from models.activation_ranges import measured_layers
 from models.baked import BakedLinear
 from models.network import Network
-from models.ranges import measured_layers
 from tests.benchmarks.conftest import table
-from training.evaluate import Run, open_run
-from training.tasks import to_device, to_unit
+from training.data.tasks import to_device, to_unit
+from training.run import Run, open_run
 
 HEAD = ("weights and ranges", "labels as in fp32", "known as in fp32", "largest AUROC change", "mean score difference")
 Choice = Callable[[Run, Evidence], AbstractContextManager[object]]
 
 
 def bits(number: int) -> Choice:
-    """Weights of so many bits, sign included."""
+    """Weights with this many bits, including the sign."""
     return lambda *_: patch.object(quantized, "LARGEST_WEIGHT", 2 ** (number - 1) - 1)
 
 
 def percentiles(share: float) -> Choice:
-    """Ranges that leave out so many of the smallest and of the largest activations, on validation images."""
+    """Ranges without this share of the smallest and largest activations, on validation images."""
 
     @contextmanager
     def change(run: Run, evidence: Evidence) -> Iterator[None]:
@@ -59,7 +59,7 @@ def percentiles(share: float) -> Choice:
 
 @torch.no_grad()
 def bounds(network: Network, task: int, pixels: NDArray[np.uint8], share: float) -> Tensor:
-    """[layers, 2]: the percentiles of what each layer of a task's baked body gives."""
+    """[layers, 2]: the percentiles of the outputs of each layer of a task's baked body."""
     body, found = network.baked_body(task), []
 
     def note(_: nn.Module, __: object, output: Tensor) -> None:
@@ -67,21 +67,22 @@ def bounds(network: Network, task: int, pixels: NDArray[np.uint8], share: float)
 
     for _, layer in measured_layers(body):
         layer.register_forward_hook(note)
-    body(network.turned(network.normalised(to_unit(to_device(pixels, torch.device("cpu"))))))
+    body(network.rotated(network.encode(to_unit(to_device(pixels, torch.device("cpu"))))))
     return torch.tensor(np.stack(found), dtype=torch.float32)
 
 
 def rounded_linear(*_: object) -> AbstractContextManager[object]:
     """Linear layers with weights of 7 bits as well, on activations that stay floating point."""
-    real = QuantizedBody._linear_weights
+    # The int8 body writes nothing but its linear layers in floating point.
+    real = FloatBody._weights
 
-    def rounded(self: QuantizedBody, path: str, layer: BakedLinear) -> list[str]:
+    def rounded(self: FloatBody, path: str, layer: BakedLinear) -> list[str]:
         with torch.no_grad():
             steps = (layer.weight.abs().amax(dim=1, keepdim=True) / quantized.LARGEST_WEIGHT).clamp(min=1e-12)
             layer.weight.copy_(torch.round(layer.weight / steps) * steps)
         return real(self, path, layer)
 
-    return patch.object(QuantizedBody, "_linear_weights", rounded)
+    return patch.object(FloatBody, "_weights", rounded)
 
 
 CHOICES: dict[str, Choice] = {
@@ -100,11 +101,11 @@ def main(folder: Path) -> None:
     evidence, rows = gather(run), []
     with tempfile.TemporaryDirectory() as place:
         exporter = Exporter(run, Path(place), evidence, cascade="off")
-        (exact,) = exporter.write("fp32").ask([Question(evidence.pixels)])
+        (exact,) = exporter.write("fp32").run([GraphQuery(evidence.pixels)])
         for name, choice in CHOICES.items():
             with choice(run, evidence):
-                (got,) = exporter.write("int8").ask([Question(evidence.pixels)])
-            with patch("export.verify.AGREEING", {}), patch("export.verify.AUROC_CHANGE", 2.0):
+                (got,) = exporter.write("int8").run([GraphQuery(evidence.pixels)])
+            with patch("export.checks.parity.AGREEING", {}), patch("export.checks.parity.AUROC_CHANGE", 2.0):
                 found = verify_precision("int8", exact, got, run.rule, evidence)
             moved = np.abs(got["scores"] - exact["scores"]) / (1 + np.abs(exact["scores"]))
             shares = [f"{found[key]:.2%}" for key in ("label_agreement", "unknown_agreement")]

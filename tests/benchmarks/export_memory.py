@@ -1,4 +1,4 @@
-"""Export a large network as `python -m export` does, in a process of its own, and say how much memory that took.
+"""Export a large network as `python -m export` does, in a separate process, and print the memory that it took.
 
 `python -m tests.benchmarks.export_memory sup 128 20`: method, width and tasks; a fourth number makes it a cascade in
 which so many tasks see an image turned.
@@ -15,17 +15,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from export import verify
-from export.__main__ import Exporter
-from export.evidence import Evidence
-from serving.bundle import Cascade
+from export.checks import parity
+from export.exporter import Exporter
+from export.graph.evidence import Evidence
+from serving.bundle.manifest import Cascade
 from tests.benchmarks.exported import NO_IMAGES, random_run, resnet
 
 ALLOWED = 0.1
 
 
 def peak_megabytes() -> float:
-    """The most that this process ever held."""
+    """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -34,7 +34,7 @@ def main(method: str, width: int, tasks: int, candidates: int | None = None) -> 
     run = random_run(resnet(method, width), tasks)
     before, ready = peak_megabytes(), time.perf_counter()
     # What was never learned is verified as usual, but a few images far from everything do not agree as closely.
-    with tempfile.TemporaryDirectory() as folder, patch.object(verify, "ALLOWED", ALLOWED):
+    with tempfile.TemporaryDirectory() as folder, patch.object(parity, "ALLOWED", ALLOWED):
         exporter = Exporter(run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
         exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
         exporter.add(["fp32"])

@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from export.__main__ import Exporter
-from export.evidence import Evidence
-from export.opened import Question
-from models import mixtures, weight_mask
-from models.network import Network, NetworkConfig
-from serving.bundle import Cascade, ImageSpec, Manifest
-from tests.helpers import FEATURES, HEAD, draw_statistics, finish_with_random_statistics
+from export.exporter import Exporter
+from export.graph.evidence import Evidence
+from export.graph.session import GraphQuery
+from models.config import NetworkConfig
+from models.detectors import mixture as mixtures
+from models.masks import supermask as weight_mask
+from models.network import Network
+from serving.bundle.manifest import Cascade, ImageSpec, Manifest
+from tests.helpers import FEATURES, HEAD, draw_statistics, finish_with_random_statistics, unit_masks
 from training.config import Lesson, Preset, RunConfig
-from training.decisions import make_decider
-from training.evaluate import Run
+from training.learn.decisions import make_decider
+from training.run import Run
 
 CLASSES = 2
 ENOUGH_IMAGES = 12
@@ -42,7 +44,7 @@ def half_open(config: NetworkConfig, tasks: int) -> Network:
     for task in range(tasks):
         network.add_task(CLASSES)
         with torch.no_grad():
-            for mask in network.unit_masks():
+            for mask in unit_masks(network):
                 opened = torch.randperm(mask.channels) < mask.channels // 2
                 mask.logits[task].copy_(torch.where(opened, 1.0, -1.0))
         if task == 0:
@@ -59,7 +61,7 @@ def half_open(config: NetworkConfig, tasks: int) -> Network:
 
 
 def about_top_share(scores: Tensor, keep: int) -> Tensor:
-    """About as many as wanted of fresh scores, which are uniform."""
+    """About the requested number of new scores, which are uniform."""
     sizes = scores.detach().abs()
     return sizes >= sizes.max() * (1 - keep / sizes.numel())
 
@@ -77,11 +79,11 @@ def random_run(config: NetworkConfig, tasks: int, name: str = "benchmark", decis
 def write_bundle(
     folder: Path, run: Run, precisions: Sequence[str] = ("fp32",), candidates: int | None = None
 ) -> Manifest:
-    """What the exporter writes, short of comparing it with the network: nothing that was never learned agrees."""
+    """Export without comparing the graph with the network, because untrained networks do not agree."""
     folder.mkdir(parents=True)
     exporter = Exporter(run, folder, Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
     exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
     for precision in precisions:
-        (golden,) = exporter.write(precision).ask([Question(exporter.golden.pixels)])
+        (golden,) = exporter.write(precision).run([GraphQuery(exporter.golden.pixels)])
         exporter.keep(precision, golden)
     return exporter.seal({}, None)

@@ -1,4 +1,4 @@
-"""Bundles of a size that matters to a server, with random weights: speed does not depend on what was learned."""
+"""Bundles of realistic size with random weights: speed does not depend on the weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from export.verify import synthetic_images
-from models.network import NetworkConfig
+from export.checks.parity import synthetic_images
+from models.config import NetworkConfig
 from tests.benchmarks.exported import random_run, resnet, write_bundle
-from training.classifier import task_said, turned_away
-from training.decisions import make_decider
-from training.evaluate import Run
+from training.data.tasks import to_device
+from training.learn.decisions import make_decider
+from training.learn.measurements import task_measurements
 from training.presets import PRESETS
-from training.tasks import to_device
+from training.run import Run
 
 
 def resnet_bundle(folder: Path) -> Path:
@@ -33,9 +33,8 @@ def _bundle(folder: Path, name: str, config: NetworkConfig, tasks: int) -> Path:
 
 
 def _remembering(run: Run) -> Run:
-    """Half of the images pass for validation images, so that answers of both kinds come up."""
+    """Half of the images serve as validation images, so that both known and unknown answers occur."""
     pixels = to_device(synthetic_images(run.config.preset.image, 40)[::2], torch.device("cpu"))
     for task in range(len(run.network.heads)):
-        said, turned = (task_said(run.network, task, images) for images in (pixels, turned_away(pixels)))
-        run.network.detector(task).remember(said, turned)
+        run.network.detector(task).remember(task_measurements(run.network, task, pixels))
     return replace(run, decider=make_decider(run.network, run.decider.name, run.rule.alpha))

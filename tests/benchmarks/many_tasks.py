@@ -1,4 +1,4 @@
-"""Twenty tasks that are really learned, in minutes: scikit-learn's digits in four guises, two classes to a task."""
+"""Twenty trained tasks in minutes: scikit-learn's digits in four styles, two classes per task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle import ImageSpec
+from serving.bundle.manifest import ImageSpec
 from training import fit
-from training.datasets import SOURCES, load_source
-from training.images import Images, Source, join
+from training.data.datasets import SOURCES, load_source
+from training.data.images import Images, Source, join
 from training.presets import PRESETS
 
 NAME = "digits in guises"

@@ -1,4 +1,4 @@
-"""More clients than a server has room for: what it answers, how fast, and what it costs in memory.
+"""More clients than the queue of a server holds: its responses, its latency and its memory.
 
 Rounds with fewer clients take turns with rounds of overload, because other work on the machine comes and goes. The best
 of them is the peak: of clients that connect all at once, one worker may take nearly all.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from serving.bundle import INPUT_NAME
+from serving.bundle.manifest import INPUT_NAME
 from tests.helpers_serving import Server, image_bytes, tiny_graph, write_bundle
 from tests.load import Figures, Reply, http_request, megabytes, repeat_for, send, workers
 
@@ -21,7 +21,7 @@ FEWER_CLIENTS, CLIENTS = (8, 16, 32), 64
 
 @dataclass(frozen=True)
 class Room:
-    """Workers that run one image at a time, and how many images each takes in."""
+    """Workers that run one image at a time, and the queue length of each."""
 
     workers: int
     queue: int
@@ -42,7 +42,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Overload:
-    """What was seen in all rounds together."""
+    """The measurements of all rounds together."""
 
     room: Room
     replies: list[Reply]
@@ -54,15 +54,15 @@ class Overload:
 
     @property
     def kept(self) -> float:
-        """Answers a second under overload, as a share of the peak."""
+        """Answers per second under overload, as a share of the peak."""
         return self.overloaded.rate / self.peak
 
     @property
     def places(self) -> float:
         """Answers to others between a request and its own answer, as the 99th percentile of all accepted requests.
 
-        Counted instead of timed, so that a machine that does other things changes nothing: whoever is accepted has at
-        most a full room before it.
+        Counted instead of timed, so that other load on the machine has no effect: an accepted request has at
+        most a full queue before it.
         """
         accepted = [reply for reply in self.replies if reply.status == 200]
         ends = np.sort([reply.sent + reply.seconds for reply in accepted])
@@ -72,7 +72,7 @@ class Overload:
 
     @property
     def full_queue(self) -> float:
-        """Milliseconds that the last one in line waits, if the line is as long as it can be."""
+        """Milliseconds that the last request in a full queue waits."""
         return 1000 * min(self.room.images, CLIENTS) / self.overloaded.rate
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Overload:
 
 
 def overload(server: Server, room: Room, *, seconds: float, rounds: int, polite: bool = True) -> Overload:
-    """`seconds` of overload in all; clients that are polite wait for as long as Retry-After says."""
+    """`seconds` of overload in total; polite clients wait for the time in Retry-After."""
     request = http_request("/predict", image_bytes())
     before = workers(server, room.workers)
     send(server.port, [request] * 50, clients=room.workers)
@@ -115,7 +115,7 @@ def retry_after(reply: Reply) -> float:
 
 
 def assert_orderly(seen: Overload) -> None:
-    """Every request is answered, or sent away with a time to come back."""
+    """Every request is answered, or refused with a Retry-After."""
     crowded = seen.room.images < CLIENTS
     assert {reply.status for reply in seen.replies} == ({200, 503} if crowded else {200})
     for reply in seen.replies:

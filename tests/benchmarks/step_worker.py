@@ -1,8 +1,8 @@
-"""A process that learns two steps of step 1 for every line it reads, and answers with the most memory it ever held.
+"""A process that runs two optimiser steps of step 1 per input line, and answers with its peak memory.
 
 The first step has the gates as soft and the second as hard as an epoch's first and last: hard ones leave gradients with
 numbers that a processor may be slow at. Each contestant has a process of its own because how a process treats these and
-its memory (training.device.prepare) is settled for all of it.
+its memory (training.host.device.prepare) is settled for all of it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from dataclasses import replace
 
 import torch
 
-from models.network import Network, NetworkConfig
+from models.config import NetworkConfig
+from models.masks.hat import sharpness_at
+from models.network import Network
 from tests.benchmarks.authors_step import make_steps
 from tests.benchmarks.export_memory import peak_megabytes
 from tests.benchmarks.exported import resnet
 from tests.helpers import open_gates
-from training.augment import Augmentation
-from training.config import FeatureLearning
-from training.device import choose_device, prepare
-from training.optimizers import make_optimizer
+from training.config import Augmentation, FeatureLearning
+from training.data.tasks import Batchable, TaskData
+from training.host.device import choose_device, prepare
+from training.learn.features import learn_features
+from training.learn.optimizers import make_optimizer
 from training.presets import PRESETS
-from training.representation import learn_features, sharpness_at
-from training.tasks import Batchable, TaskData
 
 THREADS = 2
 BATCHES = 2
 """An epoch: HAT's sharpness runs from its least to its greatest over them."""
 EPOCHS = 10**6
-"""So many that the learning rate hardly falls."""
+"""Enough steps that the learning rate hardly falls."""
 
 
 def settings(network: str) -> tuple[NetworkConfig, Augmentation, FeatureLearning]:
@@ -43,7 +44,7 @@ def settings(network: str) -> tuple[NetworkConfig, Augmentation, FeatureLearning
 
 
 def our_steps(network: str, size: int, tasks: int) -> Callable[[], float]:
-    """Steps of training.representation on `size` random images of two classes each, after `tasks` finished tasks."""
+    """Steps of training.learn.features on `size` random images of two classes each, after `tasks` finished tasks."""
     config, views, how = settings(network)
     torch.manual_seed(0)
     learner = Network(config)

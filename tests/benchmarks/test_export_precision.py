@@ -1,4 +1,4 @@
-"""What whole numbers keep of what was learned: int8 against fp32 on a run's validation and test images.
+"""The accuracy of int8 against fp32 on a run's validation and test images.
 
 BENCH_DIGITS_RUN and BENCH_MNIST_RUN name finished runs of the default digits and of mnist-5t-cpu, with their images
 where they were learned from. Without the first, the digits are learned here; without the second, MNIST is left out.
@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from export.__main__ import export
-from export.evidence import Evidence, gather
-from export.opened import Question, Whole
-from export.verify import AGREEING, AUROC_CHANGE, verify_precision
-from serving.bundle import load_bundle
+from export.checks.parity import AGREEING, AUROC_CHANGE, verify_precision
+from export.exporter import export
+from export.graph.evidence import Evidence, gather
+from export.graph.session import GraphQuery, WholeGraph
+from serving.bundle.manifest import load_bundle
 from tests.benchmarks.conftest import Report, table
 from training import fit
 from training.config import RunConfig
-from training.evaluate import open_run
-from training.sources import Sources
+from training.data.sources import Sources
+from training.run import open_run
 
 MEASURES = {"label_agreement": "share", "unknown_agreement": "share", "largest_task_auroc_change": "AUROC"}
 RUNS = {"digits": "BENCH_DIGITS_RUN", "mnist-5t-cpu": "BENCH_MNIST_RUN"}
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_whole_numbers_keep_what_was_learned(name: str, report: Report, tmp_path: Path) -> None:
+def test_int8_keeps_the_accuracy(name: str, report: Report, tmp_path: Path) -> None:
     folder = finished_run(name, tmp_path / "run")
     run = open_run(folder, torch.device("cpu"))
     assert run.config.preset.name == name
@@ -38,7 +38,7 @@ def test_whole_numbers_keep_what_was_learned(name: str, report: Report, tmp_path
     bundle = load_bundle(tmp_path / "bundle")
     rows = []
     for kind, images in (("validation", gather(run)), ("test", images_of_tests(run.config))):
-        exact, got = (Whole(bundle.path, each).ask([Question(images.pixels)])[0] for each in ("fp32", "int8"))
+        exact, got = (WholeGraph(bundle.path, each).run([GraphQuery(images.pixels)])[0] for each in ("fp32", "int8"))
         found = verify_precision("int8", exact, got, bundle.rule, images)
         for measure, unit in MEASURES.items():
             allowed = AUROC_CHANGE if unit == "AUROC" else AGREEING[measure]

@@ -1,4 +1,4 @@
-"""64 clients for a minute: with little room, and with the room that a server has by default."""
+"""64 clients for a minute: with a small queue, and with the default queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overlo
 from tests.helpers_serving import serving
 
 
-@pytest.mark.parametrize("room", [Room(2, 8), Room(2, Settings.queue)], ids=["little room", "default"])
+@pytest.mark.parametrize("room", [Room(2, 8), Room(2, Settings().queue)], ids=["little room", "default"])
 def test_a_minute_of_overload(room: Room, report: Report, tmp_path: Path) -> None:
     bundle = heavy_bundle(tmp_path / "bundle")
     with serving(tmp_path / "home", bundle, settings=room.settings) as server:

@@ -1,4 +1,4 @@
-"""What the detectors cost: a graph with the default decision against the same one with the paper's, which has none."""
+"""The cost of the detectors: a graph with the default decision against the paper's, which has no detectors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from models.mixtures import COMPONENTS
-from models.network import NetworkConfig
-from serving.runtime import Model
+from models.config import NetworkConfig
+from models.detectors.mixture import COMPONENTS
+from serving.bundle.model import Model
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.exported import CLASSES, random_run, resnet, write_bundle
 from tests.benchmarks.timing import take_turns
-from training.decisions import choose, make_decider
+from training.learn.decisions import choose, make_decider
 from training.presets import PRESETS
 
 TASKS = 5
@@ -24,7 +24,7 @@ NETWORKS: dict[str, tuple[NetworkConfig, int]] = {
     "resnet18": (resnet("hat"), 40),
     "mnist-5t-cpu": (PRESETS["mnist-5t-cpu"].network, 400),
 }
-"""And how often each is run."""
+"""The number of runs of each."""
 MOST = {"resnet18": 1.10}
 
 
@@ -32,7 +32,7 @@ MOST = {"resnet18": 1.10}
 def test_the_default_decision_costs_little_more_than_the_papers(name: str, report: Report, tmp_path: Path) -> None:
     config, rounds = NETWORKS[name]
     run = random_run(config, TASKS, decision=DEFAULT)
-    assert run.network.detector(0).deep.components == COMPONENTS * CLASSES
+    assert run.network.detector(0).own.means()["deep"].shape[1] == COMPONENTS * CLASSES
     contestants: dict[str, Callable[[], object]] = {}
     for decision in ("paper", DEFAULT):
         decider = make_decider(run.network, decision, run.rule.alpha)

@@ -1,4 +1,4 @@
-"""Our service against the least that answers the same: one run, same graph, same image, 1 and 16 clients.
+"""Our service against minimal servers with the same answers: one run, same graph, same image, 1 and 16 clients.
 
 Contestants take turns in short rounds, and medians over the rounds are compared, because other work on the machine
 comes and goes. Every round starts them anew, because a process keeps the luck of where its weights came to lie: of two
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.runtime import Model
+from serving.bundle.model import Model
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.contestants import CONTESTANTS, FASTAPI, OURS, Contestant, cpu_seconds
 from tests.benchmarks.graphs import digits_bundle, resnet_bundle
@@ -32,7 +32,7 @@ WARM_UP = 48
 
 
 @pytest.mark.parametrize(("make", "seconds"), [(resnet_bundle, 8), (digits_bundle, 3)], ids=["resnet18", "digits"])
-def test_requests_a_second(make: Callable[[Path], Path], seconds: float, report: Report, tmp_path: Path) -> None:
+def test_requests_per_second(make: Callable[[Path], Path], seconds: float, report: Report, tmp_path: Path) -> None:
     bundle = make(tmp_path / "bundle")
     image = picture(bundle)
     figures: dict[tuple[str, int], list[Figures]] = defaultdict(list)
@@ -41,7 +41,7 @@ def test_requests_a_second(make: Callable[[Path], Path], seconds: float, report:
         with started(tmp_path / str(number), bundle) as running:
             assert_same_answers(running, image)
             for clients in CLIENTS:
-                # There and back: a processor that has rested is faster for whoever comes first.
+                # In both orders: a rested processor is faster for the first contestant.
                 for contestant, server in running[:: -1 if number % 2 else 1]:
                     requests = repeat_for(seconds, contestant.request(image))
                     figures[contestant.name, clients].append(Figures.of(send(server.port, requests, clients=clients)))
@@ -68,7 +68,7 @@ def test_requests_a_second(make: Callable[[Path], Path], seconds: float, report:
 
 
 def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
-    """Digits, 1 client: what a request costs beside one run of the graph, in the client's time and the processor's."""
+    """Digits, 1 client: the cost of a request beyond one run of the graph, in wall time and processor time."""
     bundle = digits_bundle(tmp_path / "bundle")
     image = picture(bundle)
     model = Model.load(bundle, provider="cpu", threads=1)
@@ -86,7 +86,7 @@ def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
                 above[contestant.name].append((Figures.of(replies).p50 - graph.median, cpu - graph.cpu))
                 if contestant.name == OURS:
                     own.append(1000 * (own_clock(contestant, server) - clock) / len(replies))
-                    # The server slept between two requests, and came back to colder caches.
+                    # The server sleeps between two requests, so its caches are colder.
                     idle = max(0.0, 1000 / Figures.of(replies).rate - own[-1])
                     paced.append(graph_alone(model, pause=idle / 1000))
     rows = []
@@ -124,7 +124,7 @@ def started(folder: Path, bundle: Path) -> Iterator[list[tuple[Contestant, Serve
 
 
 def own_clock(contestant: Contestant, server: Server) -> float:
-    """Seconds that our server says it has spent on predictions so far; the others do not say."""
+    """Seconds that our server reports for predictions so far; the others report no time."""
     if contestant.name != OURS:
         return 0.0
     return metric(server, "openworld_request_seconds_sum", endpoint="/predict")

@@ -1,4 +1,4 @@
-"""onnxruntime's settings, one changed at a time, on one image: what serving.runtime chose and what it passed over."""
+"""onnxruntime's settings on one image, changed one at a time: the chosen ones and the rejected ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from serving.bundle import INPUT_NAME, load_bundle
-from serving.decision import OUTPUT_NAMES
-from serving.runtime import CPU, open_session, session_options
+from serving.bundle.decision import OUTPUT_NAMES
+from serving.bundle.manifest import INPUT_NAME, load_bundle
+from serving.bundle.session import open_session, session_options
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.exported import random_run, resnet, write_bundle
 from tests.benchmarks.timing import take_turns
@@ -19,7 +19,7 @@ ROUNDS = 40
 THREADS = 2
 CHOSEN = "as chosen, 2 threads"
 PAUSE = 0.03
-"""Seconds: threads that spin go on after a run, and would take a core from whoever comes next."""
+"""Seconds to wait: spinning threads continue after a run and would slow down the next contestant."""
 Level = ort.GraphOptimizationLevel
 
 
@@ -99,6 +99,6 @@ def test_session_settings(report: Report, tmp_path: Path) -> None:
 def contestant(folder: Path, precision: str, change: Callable[[ort.SessionOptions], None]) -> Callable[[], object]:
     bundle, options = load_bundle(folder), session_options(THREADS)
     change(options)
-    session = open_session(bundle.graph(precision), options, [CPU])
+    session = open_session(bundle.graph(precision), options)
     one = bundle.golden.pixels[2:3]
     return lambda: session.run(list(OUTPUT_NAMES), {INPUT_NAME: one})

@@ -1,4 +1,4 @@
-"""How long a server of the digits takes from its command to its first answer that it is ready."""
+"""How long a server of the digits takes from its command until /readyz succeeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {"python -m serving": None, "bentoml serve": SOURCE}
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_seconds_to_ready(name: str, report: Report, tmp_path: Path) -> None:
-    """Of both commands in turn: other work on the machine hits them alike."""
+    """Both commands take turns, so that other work on the machine affects both."""
     python = ENVIRONMENTS[name]
     if not python.exists():
         pytest.skip(f"no {python}; `make test` makes it")

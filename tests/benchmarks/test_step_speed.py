@@ -1,4 +1,4 @@
-"""What a step of step 1 costs: against the authors' way of writing it, by the size of a batch, by the tasks before.
+"""The cost of an optimiser step of step 1: against the authors' code, by batch size, and by number of earlier tasks.
 
 Contestants take turns, each in a process of its own, and medians are compared; times mean something only as ratios
 within one run.
@@ -18,23 +18,23 @@ import pytest
 from tests.benchmarks import step_worker
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.timing import take_turns
-from training.augment import VIEWS
+from training.learn.augment import VIEWS
 
 ROUNDS = 3
 AS_FAST = 1.5
 SIZES = {"mnist": 64, "resnet18": 64}
-"""Images a batch, as the presets have it. With small ones freed memory is reused anyway, and there is less to gain."""
+"""Images per batch, as in the presets. Small batches reuse freed memory anyway, so there is less to gain."""
 GROWING = (16, 32, 64)
 DOUBLED = 2.5
-"""Twice the images: at most so many times the memory and the time."""
+"""Upper limit of the factor in memory and time for twice the images."""
 LATER = 1.15
-"""Learning task 20 costs at most so many times what learning task 2 does."""
+"""Upper limit of the cost of learning task 20 relative to task 2."""
 
 Key = TypeVar("Key")
 
 
 class Worker:
-    """A process that waits to be asked for a step."""
+    """A process that runs a step on request."""
 
     def __init__(self, contestant: str, network: str, size: int, tasks: int = 0) -> None:
         command = [sys.executable, "-m", step_worker.__name__, contestant, network, str(size), str(tasks)]
@@ -67,7 +67,7 @@ def test_step_one_is_faster_than_a_plain_loop(network: str, report: Report) -> N
     size = SIZES[network]
     names = ("authors", "authors, prepared", "ours")
     with working({name: Worker(name, network, size) for name in names}) as steps:
-        # A step takes up to a minute, and the second is like all that follow.
+        # A step takes up to a minute, and the second is as fast as all later ones.
         taken = take_turns(steps, ROUNDS, warm_up=1)
     speed = {name: 1000 * VIEWS * step_worker.BATCHES * size / taken[name].wall for name in names}
     for name in names[1:]:

@@ -1,4 +1,4 @@
-"""Times that can be compared on a machine that does other things too."""
+"""Timings that can be compared on a machine with other load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARM_UP = 3
 
 
 class Taken(NamedTuple):
-    """Medians, in milliseconds: on the wall, and of all processors together."""
+    """Medians in milliseconds: wall time, and processor time of all cores together."""
 
     wall: float
     processor: float

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from serving.decision import Verdicts, judge
+from serving.bundle.decision import Verdicts, judge
 from tests.helpers_serving import ROOT
-from training.datasets import load_source
-from training.evaluate import Run, known_and_unknown, open_run
+from training.data.datasets import load_source
+from training.measure.evaluation import known_and_unknown
+from training.run import Run, open_run
 
 CPU = torch.device("cpu")
 
@@ -39,12 +40,12 @@ class Line:
     known: int
 
     def offline(self) -> Verdicts:
-        """What evaluation decides, with torch and the masked network."""
+        """The decisions of evaluation, with torch and the masked network."""
         return judge(self.run.outputs(self.pixels, CPU), self.run.rule)
 
 
 def learn_default(folder: Path) -> Line:
-    """As a user does it."""
+    """Run a command as a user does."""
     run("training.fit", "--out", str(folder))
     run("export", str(folder), "--out", str(folder / "bundle"))
     finished = open_run(folder, CPU)

@@ -1,4 +1,4 @@
-"""The whole line on the embedded default, as a user runs it: fit, export, predict, serve."""
+"""All commands on the embedded default, as a user runs them: fit, export, predict, serve."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import httpx
 import numpy as np
 import pytest
 
-from serving.bundle import load_bundle
-from serving.runtime import Model
+from serving.bundle.manifest import load_bundle
+from serving.bundle.model import Model
 from tests.e2e.default import Line, png, run
 from tests.helpers_serving import ROOT, Server, free_port, serving
-from training.datasets import load_source
+from training.data.datasets import load_source
 
 STEEP = 1e-3
-"""Where two validation scores lie close together, a p-value falls a whole step over next to nothing: what 32 bits round
-off of a score counts for more there."""
+"""Between two close validation scores a p-value falls by a whole step over a tiny interval, so the rounding of a 32-bit
+score changes it more there."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_served_answers_equal_evaluation_on_the_whole_test_split(line: Line, ser
         assert answer["p_task"] == pytest.approx(offline.p_task[row, offline.task[row]], abs=1e-4)
         assert answer["confidence"] == pytest.approx(offline.probability[row, offline.class_id[row]], abs=1e-4)
         scores = [task["unknown_score"] for task in answer["tasks"]]
-        # Far from a task scores are large, and so is what 32 bits round off.
+        # Far from a task scores are large, and so are the rounding errors of 32 bits.
         assert scores == pytest.approx(offline.task_unknown_score[row].tolist(), rel=1e-5, abs=STEEP)
 
 
@@ -121,7 +121,7 @@ def test_a_given_task_answers_within_it(line: Line, server: Server) -> None:
 
 
 def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path) -> None:
-    """No torch, no scikit-learn, no onnx: only what a server is installed with."""
+    """Without torch, scikit-learn and onnx: only the packages of a server installation."""
     python = ROOT / ".venv-serving" / "bin" / "python"
     if not python.exists():
         pytest.skip("no .venv-serving; `make test` makes it")
@@ -134,9 +134,9 @@ def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path
     assert answer["unknown_score"] == pytest.approx(offline.unknown_score[0], abs=STEEP)
 
 
-def test_demo_says_what_to_do_next_and_ends_cleanly(line: Line, tmp_path: Path) -> None:
+def test_demo_prints_the_next_steps_and_ends_cleanly(line: Line, tmp_path: Path) -> None:
     """The last step of `make demo`, with the two lines that it prints pasted into a shell."""
-    run("training.samples", str(line.folder), "--out", str(line.folder / "samples"))
+    run("export.samples", str(line.folder), "--out", str(line.folder / "samples"))
     port = free_port()
     demo = subprocess.Popen(
         [sys.executable, "-m", "serving.demo", str(line.folder), "--port", str(port)],
@@ -145,17 +145,17 @@ def test_demo_says_what_to_do_next_and_ends_cleanly(line: Line, tmp_path: Path) 
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "BENTOML_HOME": str(tmp_path / "home")},
-        # Ctrl-C is ignored by what a shell without job control starts in the background, and by all below it.
+        # Background processes of a shell without job control ignore Ctrl-C, and so do their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert demo.stdout is not None
-        said = ""
-        while "Ctrl-C" not in said:
+        printed = ""
+        while "Ctrl-C" not in printed:
             text = demo.stdout.readline()
-            assert text, said
-            said += text
-        commands = re.findall(r"^  (curl .*)$", said, re.MULTILINE)
+            assert text, printed
+            printed += text
+        commands = re.findall(r"^  (curl .*)$", printed, re.MULTILINE)
         answers = [json.loads(subprocess.check_output(command, shell=True)) for command in commands]
         assert [answer["known"] for answer in answers] == [True, False]
         assert answers[1]["label"] == "unknown"

@@ -1,7 +1,7 @@
-"""Hostile input over real HTTP: whatever comes, the server says what is wrong with it and lives on.
+"""Hostile input over real HTTP: the server answers every request with a proper error and keeps running.
 
 Images are made and damaged from a fixed seed; requests are drawn by schemathesis from the server's own description.
-How many were sent, and what they got, is printed.
+The number of requests and of each response is printed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from PIL import Image
 
-from serving.quarantine import Grouping
+from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
-from tests.conftest import Say
+from tests.conftest import ReportLine
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, bad_palettes, image_bytes, png, png_header, saved, serving, write_bundle
 from tests.helpers_slow import run_lengths, with_profiles, with_scans
@@ -32,9 +32,9 @@ from tests.load import http_request, megabytes, send, workers
 MUTANTS = 5000
 CLIENTS = 4
 GROWTH = 48.0
-"""Megabytes by which a worker may grow after its first thousand images: one large image may be in the works."""
+"""Megabytes by which a worker may grow after its first thousand images: one large image may be in progress."""
 SLOWEST = 5.0
-"""Seconds that a small image may take, damaged or not, on a machine that has other things to do."""
+"""Seconds that a small image may take, damaged or not, on a machine with other load."""
 EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
@@ -55,7 +55,7 @@ def worker(server: Server) -> psutil.Process:
 
 
 def originals() -> list[bytes]:
-    """Small images of every format, mode and property that is read here, and some of formats that are not."""
+    """Small images of every supported format, mode and property, and some of unsupported formats."""
     noise = random.Random(0)
     picture = Image.frombytes("RGB", (9, 7), noise.randbytes(9 * 7 * 3))
     exif = picture.getexif()
@@ -96,7 +96,7 @@ def flip_bits(content: bytes, noise: random.Random) -> bytes:
 
 
 def flip_header(content: bytes, noise: random.Random) -> bytes:
-    """Where sizes, depths and lengths are."""
+    """Offsets of sizes, depths and lengths in the header."""
     damaged = bytearray(content)
     for _ in range(noise.choice((1, 2, 4))):
         damaged[noise.randrange(min(64, len(damaged)))] = noise.choice((0, 1, 0x7F, 0x80, 0xFF, noise.randrange(256)))
@@ -122,7 +122,7 @@ def repeat(content: bytes, noise: random.Random) -> bytes:
 
 
 def keep_magic(content: bytes, noise: random.Random) -> bytes:
-    """The right first bytes, and nothing else."""
+    """The correct magic bytes, and nothing else."""
     return content[: noise.choice((2, 4, 8, 12, 16, 30))] + noise.randbytes(noise.randrange(200))
 
 
@@ -141,7 +141,7 @@ def bomb(content: bytes, noise: random.Random) -> bytes:
 
 
 def odd_png(content: bytes, noise: random.Random) -> bytes:
-    """A PNG whose every chunk is sealed, with contents that do not fit together."""
+    """A PNG with valid checksums and inconsistent contents."""
 
     depth, colour, interlace = noise.choice((1, 2, 3, 8, 16, 32)), noise.randrange(8), noise.randrange(3)
     header = struct.pack(">IIBBBBB", noise.randrange(1, 40), noise.randrange(1, 40), depth, colour, 0, 0, interlace)
@@ -182,7 +182,7 @@ def mutants(count: int) -> list[bytes]:
 
 
 def wrapped(image: bytes, noise: random.Random) -> bytes:
-    """A request for the image, which is called something that it often is not."""
+    """A request with the image, often with a wrong content type."""
     form = noise.random()
     if form < 0.1:
         head = b'--b0undary\r\nContent-Disposition: form-data; name="image"; filename="cat.jpg.exe"\r\n\r\n'
@@ -194,7 +194,7 @@ def wrapped(image: bytes, noise: random.Random) -> bytes:
     return http_request("/predict", image, noise.choice(CONTENT_TYPES))
 
 
-def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Process, say: Say) -> None:
+def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Process, report_line: ReportLine) -> None:
     requests = mutants(MUTANTS)
     replies = send(server.port, requests[: MUTANTS // 5], clients=CLIENTS)
     before = megabytes([worker])
@@ -203,7 +203,7 @@ def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Pr
     counts = Counter((reply.status, said_code(reply.json())) for reply in replies)
     shown = ", ".join(f"{count} x {status} {code}" for (status, code), count in sorted(counts.items()))
     slowest = max(reply.seconds for reply in replies)
-    say(
+    report_line(
         f"mutated images: {len(replies)} sent, {shown}; slowest {1000 * slowest:.0f} ms; "
         f"worker grew {grown:+.1f} MB (allowed {GROWTH:.0f})"
     )
@@ -215,14 +215,16 @@ def test_mutated_images_never_break_the_server(server: Server, worker: psutil.Pr
     assert_unharmed(server, worker)
 
 
-def test_large_damaged_images_leave_nothing_behind(server: Server, worker: psutil.Process, say: Say) -> None:
-    """Each takes 16 MB until it is found to be incomplete."""
+def test_large_damaged_images_leave_nothing_behind(
+    server: Server, worker: psutil.Process, report_line: ReportLine
+) -> None:
+    """Each takes 16 MB before the decoder detects that it is incomplete."""
     whole = saved(Image.new("RGBA", (2000, 2000), (1, 2, 3, 4)))
     request = http_request("/predict", whole[: len(whole) - 100])
     before = megabytes([worker])
     replies = send(server.port, [request] * 10, clients=2)
     grown = megabytes([worker]) - before
-    say(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
+    report_line(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
     assert {said_code(reply.json()) for reply in replies} == {"broken_image"}
     assert grown <= 24
 
@@ -231,29 +233,31 @@ def said_code(body: dict[str, Any]) -> str:
     return str(body["error"]["code"]) if "error" in body else "answered"
 
 
-def test_requests_drawn_from_the_description_never_break_it(server: Server, worker: psutil.Process, say: Say) -> None:
+def test_requests_drawn_from_the_description_never_break_it(
+    server: Server, worker: psutil.Process, report_line: ReportLine
+) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis; pip install -e '.[dev]'")
-    # What needs the token is drawn below, with one.
+    # Routes that need the token are tested below.
     description = schemathesis.openapi.from_url(f"{server.url}/docs.json").exclude(path_regex="^/unknowns")
     counts: Counter[tuple[str, int]] = Counter()
     for found in description.get_all_operations():
         operation = found.ok()
         for mode in schemathesis.GenerationMode:
-            # There is nothing to get wrong in a request that holds nothing.
+            # A request without parameters cannot be invalid.
             if mode == schemathesis.GenerationMode.POSITIVE or operation.body or operation.query:
                 counts.update((operation.label, status) for status in drawn_statuses(operation, mode))
     shown = ", ".join(f"{label} {count} x {status}" for (label, status), count in sorted(counts.items()))
-    say(f"schemathesis: {counts.total()} requests, {shown}")
+    report_line(f"schemathesis: {counts.total()} requests, {shown}")
     assert {label for label, _ in counts} >= {"POST /predict", "POST /predict_many", "GET /model"}
     assert_unharmed(server, worker)
 
 
-def test_requests_to_the_quarantine_never_break_it(tmp_path: Path, say: Say) -> None:
+def test_requests_to_the_quarantine_never_break_it(tmp_path: Path, report_line: ReportLine) -> None:
     """With the token, and images to label."""
     schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis; pip install -e '.[dev]'")
     url, token = f"sqlite:///{tmp_path}/quarantine.db", "f00dfacef00dface-token"
     store = Store.open(url)
-    store.replace_groups([Grouping(store.add(arrivals(range(8))).kept, 0.5, None, False)])
+    store.replace_groups([FoundGroup(store.add(arrivals(range(8))).kept, 0.5, None, False)])
     settings = {"OPENWORLD_QUARANTINE_URL": url, "OPENWORLD_ADMIN_TOKEN": token}
     counts: Counter[int] = Counter()
     with serving(tmp_path / "home", write_bundle(tmp_path / "bundle"), settings=settings) as server:
@@ -263,7 +267,7 @@ def test_requests_to_the_quarantine_never_break_it(tmp_path: Path, say: Say) -> 
             for mode in schemathesis.GenerationMode:
                 counts.update(drawn_statuses(found.ok(), mode, 12, {"authorization": f"Bearer {token}"}))
         shown = ", ".join(f"{count} x {status}" for status, count in sorted(counts.items()))
-        say(f"schemathesis on the quarantine: {counts.total()} requests, {shown}")
+        report_line(f"schemathesis on the quarantine: {counts.total()} requests, {shown}")
         assert set(counts) >= {200, 400, 404, 422}
         assert_unharmed(server, worker)
     store.close()
@@ -272,7 +276,7 @@ def test_requests_to_the_quarantine_never_break_it(tmp_path: Path, say: Say) -> 
 def drawn_statuses(
     operation: Any, mode: Any, examples: int = EXAMPLES, headers: Mapping[str, str] | None = None
 ) -> list[int]:
-    """Send requests that the description allows, or forbids; every answer must be one that it foresees."""
+    """Send valid and invalid requests by the API description; every response must be a documented one."""
     from schemathesis.specs.openapi import checks
 
     conformance = [
@@ -304,7 +308,7 @@ def drawn_statuses(
 
 
 def assert_unharmed(server: Server, worker: psutil.Process) -> None:
-    """The same process, nothing unforeseen in its log, and it still knows red."""
+    """The process is the same, its log has no unexpected error, and it still recognises red."""
     assert workers(server, 1) == [worker]
     assert "Traceback" not in server.log.read_text()
     (reply,) = send(server.port, [http_request("/predict", image_bytes())], clients=1)

@@ -1,4 +1,4 @@
-"""The open-world loop on the embedded default: what it did not know is named in a real browser, learned and served."""
+"""The open-world loop on the embedded default: unknown images are labelled in a browser, learned and served."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import Say
+from export.demo.loop import DemoFolder, Labeller, run_loop
+from tests.conftest import ReportLine
 from tests.e2e.default import Line
 from tests.helpers_serving import free_port
-from training.checkpoint import RunError
-from training.demo_loop import Folder, Person, tell
+from training.store.checkpoint import RunError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
 def test_unknowns_are_named_in_the_browser_learned_and_served(
-    line: Line, browser: Browser, tmp_path: Path, say: Say
+    line: Line, browser: Browser, tmp_path: Path, report_line: ReportLine
 ) -> None:
-    class Ada(Person):
+    class Ada(Labeller):
         """Names the first group with the mouse, and the second with the keyboard alone."""
 
         named = 0
@@ -35,7 +35,7 @@ def test_unknowns_are_named_in_the_browser_learned_and_served(
                 field.focus()
                 page.keyboard.type(label)
                 page.keyboard.press("Enter")
-            page.get_by_test_id("said").filter(has_text=f"“{label}”").wait_for()
+            page.get_by_test_id("notice").filter(has_text=f"“{label}”").wait_for()
             page.context.close()
             self.named += 1
 
@@ -53,14 +53,14 @@ def test_unknowns_are_named_in_the_browser_learned_and_served(
             page.goto(f"{self.url}/unknowns")
             return page
 
-    outcome = tell(line.folder, Folder(tmp_path / "loop"), free_port(), who=Ada)
-    say("\n".join(" | ".join(row) for row in outcome.rows))
-    broken = [promise for promise, kept in outcome.promises.items() if not kept]
-    assert not broken
+    result = run_loop(line.folder, DemoFolder(tmp_path / "loop"), free_port(), labeller=Ada)
+    report_line("\n".join(" | ".join(row) for row in result.rows))
+    unmet = [requirement for requirement, met in result.checks.items() if not met]
+    assert not unmet
 
 
 def test_a_run_that_knows_them_is_refused(line: Line, tmp_path: Path) -> None:
     config = (line.folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"7"', '"8"'))
-    with pytest.raises(RunError, match="knows 8 already"):
-        Folder(tmp_path / "loop").prepare(tmp_path)
+    with pytest.raises(RunError, match="already knows 8"):
+        DemoFolder(tmp_path / "loop").prepare(tmp_path)

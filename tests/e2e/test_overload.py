@@ -1,4 +1,4 @@
-"""Many clients at once: right answers, and an orderly refusal where there are too many."""
+"""Many clients at once: correct answers, and orderly refusals when there are too many."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from serving.answer import Question, answer_image
-from serving.runtime import Model
+from serving.bundle.model import Model
+from serving.inference.answers import PredictionOptions, answer_image
 from serving.settings import Settings
 from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overload
-from tests.conftest import Say
+from tests.conftest import ReportLine
 from tests.helpers_serving import (
     COLOURS,
     GREY,
@@ -31,30 +31,30 @@ from tests.helpers_serving import (
 from tests.load import http_request, send, workers
 
 KEPT = 0.7
-"""Share of the peak's answers a second that must be left. Short rounds on a machine that does other things vary by
-a fifth; the benchmark looks at a whole minute."""
+"""Least share of the peak's answers per second. Short rounds on a machine with other load vary by
+a fifth; the benchmark measures a whole minute."""
 ATTEMPTS = 3
-"""How often a test looks before it counts as lost: others may have taken the processors for a while."""
+"""Attempts before a test fails, because other load may use the processors for a while."""
 SLACK = 4.0
-"""How many times the wait in a full queue the p99 may be; all 64 clients in line would be 8 times."""
+"""Upper limit of the p99 relative to the wait in a full queue; all 64 clients in the queue would be 8 times."""
 PLACES = 1.5
-"""How many rooms full of others may be answered before the 99th of a hundred that were accepted: one, and those whose
-answers were on the way when it was sent."""
+"""Upper limit of answers before the 99th percentile of accepted requests, in queue lengths: one, and those whose
+answers were being sent when it arrived."""
 GROWTH = 16.0
-"""Megabytes."""
+"""Allowed memory growth in megabytes."""
 
 ROOM = Room(workers=1, queue=8)
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One worker with little room, and some milliseconds of work for each image."""
+    """One worker with a short queue, and some milliseconds of work per image."""
     bundle = heavy_bundle(tmp_path_factory.mktemp("heavy") / "bundle")
     with serving(tmp_path_factory.mktemp("home"), bundle, settings=ROOM.settings) as server:
         yield server
 
 
-def test_clients_that_come_back_when_told(busy: Server, say: Say) -> None:
+def test_clients_that_honour_retry_after(busy: Server, report_line: ReportLine) -> None:
     for _ in range(ATTEMPTS):
         seen = overload(busy, ROOM, seconds=6, rounds=3)
         assert_orderly(seen)
@@ -62,36 +62,36 @@ def test_clients_that_come_back_when_told(busy: Server, say: Say) -> None:
             break
     places = PLACES * ROOM.images
     asked = f"{KEPT} of the peak, {SLACK} full queues, {places:.0f} places, {GROWTH} MB"
-    say(f"overload, polite, {seen} (asked for: {asked})")
+    report_line(f"overload, polite, {seen} (asked for: {asked})")
     assert seen.kept >= KEPT
     assert seen.overloaded.p99 <= SLACK * seen.full_queue
     assert seen.places <= places
     assert seen.grown <= GROWTH
 
 
-def test_clients_that_come_back_at_once(busy: Server, say: Say) -> None:
-    """They take time from those who are answered, and get nothing for it: still nobody is lost."""
+def test_clients_that_retry_at_once(busy: Server, report_line: ReportLine) -> None:
+    """Immediate retries cost the server time and are refused, but no request is lost."""
     seen = overload(busy, ROOM, seconds=2, rounds=1, polite=False)
-    say(f"overload, impolite, {seen}")
+    report_line(f"overload, impolite, {seen}")
     assert_orderly(seen)
 
 
 def test_a_client_that_hangs_up_costs_nothing_more(busy: Server) -> None:
-    """Its images stand in line for most of a second; those that were not run when it left never are."""
-    images = [("images", image_bytes())] * Settings.max_images
+    """Its images are in the queue for most of a second; those not run when the client disconnects never run."""
+    images = [("images", image_bytes())] * Settings().max_images
     request = httpx.Request("POST", f"{busy.url}/predict_many", files=images)
     body = request.read()
     for _ in range(ATTEMPTS):
         before, gone = metric(busy, "openworld_answers_total"), clients_gone(busy)
         with socket.create_connection(("127.0.0.1", busy.port)) as connection:
             connection.sendall(http_request("/predict_many", body, request.headers["content-type"]))
-            eventually(lambda: metric(busy, "openworld_queue_depth") == Settings.max_images)
+            eventually(lambda: metric(busy, "openworld_queue_depth") == Settings().max_images)
         eventually(lambda: metric(busy, "openworld_queue_depth") == 0)
         answered = metric(busy, "openworld_answers_total") - before
-        # Where others had the processors, all images may have been answered before it could hang up.
-        if answered < Settings.max_images:
+        # Under other load, all images may have been answered before the client could disconnect.
+        if answered < Settings().max_images:
             break
-    assert answered < Settings.max_images
+    assert answered < Settings().max_images
     eventually(lambda: clients_gone(busy) == gone + 1)
 
 
@@ -104,7 +104,9 @@ def test_every_answer_belongs_to_its_image(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     images = mixed_images()
     model = Model.load(bundle, provider="cpu")
-    wanted = [answer_image(model, image, Question.ask(model)).model_dump(mode="json") for image in images]
+    wanted = [
+        answer_image(model, image, PredictionOptions.for_model(model)).model_dump(mode="json") for image in images
+    ]
     requests = [http_request("/predict", images[number % len(images)]) for number in range(1000)]
     together = {"OPENWORLD_WORKERS": "2", "OPENWORLD_BATCH": "8"}
     with serving(tmp_path / "home", bundle, settings=together) as server:
@@ -117,7 +119,7 @@ def test_every_answer_belongs_to_its_image(tmp_path: Path) -> None:
 
 
 def mixed_images() -> list[bytes]:
-    """Known, unknown and everything between, in all formats and several sizes."""
+    """Known, unknown and borderline images, in all formats and several sizes."""
     noise = random.Random(0)
     images = [image_bytes(colour, kind=kind) for colour in COLOURS.values() for kind in ("PNG", "BMP")]
     images.append(image_bytes(GREY))
@@ -128,7 +130,7 @@ def mixed_images() -> list[bytes]:
 
 
 def assert_same(got: Any, wanted: Any) -> None:
-    """Equal, but for the last digit of numbers: sums may run in another order in another batch."""
+    """Equal up to the last digit of numbers: another batch may sum in another order."""
     if isinstance(wanted, dict):
         assert got.keys() == wanted.keys()
         for key, value in wanted.items():

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from serving import page as served_page
+from serving.http import page as served_page
 from tests.helpers_serving import GREY, Server, image_bytes, serving, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
 
 BARELY_RED = (175, 0, 0)
-"""As far from red as 2 of 100 validation images: unknown at the default alpha of 0.05, known at 0.01."""
+"""A colour with a p-value of 0.02: unknown at the default alpha of 0.05, known at 0.01."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def click_sample(page: Page, name: str) -> None:
 
 
 def wait_for(page: Page, state: str) -> str:
-    """Wait for a known, unknown or empty answer, or a problem; what is said in large letters."""
+    """Wait for a known, unknown or empty answer, or a problem; returns the text in large letters."""
     page.wait_for_selector(f"#answer[data-state={state}]")
     return page.inner_text("#problem-text" if state == "problem" else "#label")
 
@@ -94,16 +94,16 @@ def as_file(page: Page, content: bytes, name: str = "image.png", kind: str = "im
 
 def test_loads_without_an_error_and_asks_no_other_host(context: BrowserContext, server: Server, tmp_path: Path) -> None:
     page = context.new_page()
-    said: list[str] = []
+    messages: list[str] = []
     asked: list[str] = []
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     open_page(page, server).wait_for_selector(".sample")
     click_sample(page, "red")
     wait_for(page, "known")
     page.screenshot(path=tmp_path / "known.png", full_page=True)
-    assert said == []
+    assert messages == []
     assert asked
     assert [url for url in asked if not url.startswith(f"{server.url}/")] == []
     chip = page.inner_text("#model-chip").split()
@@ -122,7 +122,7 @@ def test_the_api_reader_works_without_another_host(context: BrowserContext, serv
     page.close()
 
 
-def test_a_sample_is_answered_with_everything_that_the_service_says(page: Page) -> None:
+def test_a_sample_is_answered_with_everything_in_the_response(page: Page) -> None:
     click_sample(page, "red")
     assert wait_for(page, "known") == "red"
     assert "% confident" in page.inner_text("#badge")
@@ -222,13 +222,13 @@ def test_an_image_can_be_chosen(page: Page) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"no image at all", "not an image that the service reads"),
+        (b"no image at all", "cannot read this file"),
         (image_bytes()[:40], "damaged or incomplete"),
         (b"", "empty"),
     ],
     ids=["text", "truncated", "empty"],
 )
-def test_a_broken_file_is_refused_in_words(page: Page, content: bytes, words: str) -> None:
+def test_a_broken_file_is_refused_with_a_clear_message(page: Page, content: bytes, words: str) -> None:
     page.set_input_files("#file", {"name": "broken.png", "mimeType": "image/png", "buffer": content})
     assert words in wait_for(page, "problem")
     assert page.locator("#headline").is_hidden()
@@ -239,15 +239,15 @@ def test_a_broken_file_is_refused_in_words(page: Page, content: bytes, words: st
 
 def test_the_slider_changes_the_verdict(page: Page) -> None:
     slider = page.locator("#strictness")
-    assert "Accepts about 95 %" in page.inner_text("#strictness-words")
+    assert "Accepts about 95\u00a0%" in page.inner_text("#strictness-text")
     click_sample(page, "barely red")
     assert wait_for(page, "unknown") == "unknown"
     slider.focus()
     for _ in range(2):
         page.keyboard.press("ArrowLeft")
     assert wait_for(page, "known") == "red"
-    assert "Accepts about 99 %" in page.inner_text("#strictness-words")
-    assert slider.get_attribute("aria-valuetext") == "Accepts about 99 % of images of known classes"
+    assert "Accepts about 99\u00a0%" in page.inner_text("#strictness-text")
+    assert slider.get_attribute("aria-valuetext") == "Accepts about 99\u00a0% of images of known classes"
 
 
 def test_an_answer_can_be_asked_within_a_task(page: Page) -> None:
@@ -301,7 +301,7 @@ def test_a_phone_never_scrolls_sideways(browser: Browser, server: Server, tmp_pa
 
 
 def test_a_key_is_asked_for_and_kept(page: Page, server: Server) -> None:
-    """The service that asks for a key is played by the browser: what matters here is what the page does."""
+    """The browser simulates a service that requires a key: this tests the page only."""
 
     def guarded(route: Route) -> None:
         if route.request.headers.get("x-api-key") == "right":
@@ -313,7 +313,7 @@ def test_a_key_is_asked_for_and_kept(page: Page, server: Server) -> None:
     page.route(re.compile(r"/(model|predict|samples)\b"), guarded)
     page.reload()
     page.wait_for_selector("#key-dialog[open]")
-    # No header can hold it: to send it would look as if the service were away, for as long as the tab is open.
+    # A header cannot contain this key: sending it would look like an unreachable service until the tab is closed.
     page.fill("#key", "schl\u00fcssel-\u4e16")
     page.keyboard.press("Enter")
     assert page.locator("#key:invalid").is_visible()
@@ -347,7 +347,7 @@ def test_a_busy_service_is_asked_again_by_a_button(page: Page) -> None:
     assert wait_for(page, "known") == "red"
 
 
-def test_an_unreachable_service_is_said(page: Page) -> None:
+def test_an_unreachable_service_is_reported(page: Page) -> None:
     page.route("**/predict*", lambda route: route.abort())
     click_sample(page, "red")
     assert wait_for(page, "problem") == "The service cannot be reached."
@@ -374,7 +374,7 @@ def test_only_small_images_of_the_folder_are_samples(tmp_path: Path, monkeypatch
     (folder / "notes.txt").write_text("not an image")
     (folder / ".hidden.png").write_bytes(image_bytes())
     (folder / "empty.png").touch()
-    (folder / "huge.png").write_bytes(bytes(served_page.LARGEST_SAMPLE + 1))
+    (folder / "huge.png").write_bytes(bytes(served_page.MAX_SAMPLE_BYTES + 1))
     (folder / "folder.png").mkdir()
     (folder / "link.png").symlink_to(secret)
     monkeypatch.setenv("OPENWORLD_SAMPLES", str(folder))
@@ -384,10 +384,10 @@ def test_only_small_images_of_the_folder_are_samples(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["..%2fbundle%2fmanifest.json", "%2e%2e", "notes.txt", "..", "red.png%00", "x" * 300])
-def test_no_other_file_can_be_had_as_a_sample(server: Server, name: str) -> None:
+def test_no_other_file_is_served_as_a_sample(server: Server, name: str) -> None:
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/samples/red.png").headers["content-type"] == "image/png"
-        # Sent as it is: a client that tidies addresses would hide what is tried here.
+        # Sent unchanged: a client that normalises URLs would hide the attempt.
         request = client.build_request("GET", f"{server.url}/samples/x")
         request.url = request.url.copy_with(raw_path=f"/samples/{name}".encode())
         assert client.send(request).status_code == 404 or name == ".."

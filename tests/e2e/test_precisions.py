@@ -1,15 +1,16 @@
-"""Whole numbers and half precision answer the default's test images as fp32 does."""
+"""int8 and fp16 answer the default's test images as fp32 does."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from serving.bundle import load_bundle
-from serving.runtime import Model
+from serving.bundle.manifest import load_bundle
+from serving.bundle.model import WORTH_ROUNDING, Model
 from tests.e2e.default import Line, run
 
 
@@ -31,14 +32,16 @@ def test_labels_and_ranking_are_those_of_fp32(precision: str, line: Line, bundle
     assert abs(change) <= 0.01
 
 
-def test_a_cpu_is_served_whole_numbers(bundle: Path) -> None:
-    model = Model.load(bundle, provider="cpu", precision="auto")
-    assert model.precision == "int8"
+def test_a_cpu_runs_int8_only_if_it_is_measured_to_be_faster(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        model = Model.load(bundle, provider="cpu", threads=1)
+    (fp32, int8), (chosen,) = re.findall(r"([\d.]+) ms in", caplog.text), re.findall(r"CPU: (\w+) is used", caplog.text)
+    assert model.precision == chosen == ("int8" if float(int8) <= WORTH_ROUNDING * float(fp32) else "fp32")
     model.self_test()
 
 
 def test_each_precision_stands_beside_the_same_fp32(line: Line, bundle: Path) -> None:
-    """Another precision adds files; those of fp32 stay what they are without it."""
+    """Another precision adds files and does not change those of fp32."""
     alone, together = (load_bundle(folder).manifest.files for folder in (line.bundle, bundle))
     for name in (name for name in alone if ".fp32." in name):
         assert together[name] == alone[name]

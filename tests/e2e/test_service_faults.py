@@ -1,9 +1,8 @@
-"""What a server does when it is hurt: killed workers, and the end under load."""
+"""A server under faults: killed workers, and SIGTERM under load."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -32,13 +31,13 @@ def workers(server: Server) -> list[int]:
     found = []
     for child in psutil.Process(server.process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "serving.worker" in child.cmdline():
+            if "--worker-id" in child.cmdline():
                 found.append(child.pid)
     return found
 
 
 class Load:
-    """Clients that ask, each over one connection, until the server takes no more requests."""
+    """Clients that send requests, each over one connection, until the server accepts no more."""
 
     def __init__(self, url: str, clients: int = 4) -> None:
         self.answered = 0
@@ -57,7 +56,7 @@ class Load:
             thread.join()
 
     def _ask(self) -> None:
-        # A request that meets a closed or a closing door was never accepted: that is where a client ends.
+        # A request on a closed or closing connection was never accepted: the client ends here.
         with httpx.Client(base_url=self._url, timeout=5) as client, contextlib.suppress(httpx.TransportError):
             while True:
                 response = client.post("/predict", content=RED)
@@ -71,7 +70,7 @@ def half_sent(server: Server) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(RED)}\r\nExpect: 100-continue\r\n\r\n"
     connection.sendall(head.encode())
-    # So speaks whoever is about to read the body.
+    # The server sends this when it starts to read the body.
     assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     connection.sendall(RED[:10])
     return connection
@@ -83,40 +82,24 @@ def rest_of(connection: socket.socket) -> bytes:
         return answer.read()
 
 
-def connected(server: Server, pid: int) -> int:
-    """How many connections a worker has accepted."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found = psutil.Process(pid).net_connections("tcp4")
-        return sum(one.laddr.port == server.port and one.status == psutil.CONN_ESTABLISHED for one in found)
-    return 0
-
-
-def refused(server: Server) -> bool:
-    """Whether a new connection is turned away at once; one that hangs is an error."""
-    with socket.socket() as probe:
-        probe.settimeout(5)
-        return probe.connect_ex(("127.0.0.1", server.port)) == errno.ECONNREFUSED
-
-
-def test_connections_that_come_together_are_spread_over_the_workers(pair: Server) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(socket.create_connection(("127.0.0.1", pair.port), timeout=30))
-        eventually(lambda: sum(connected(pair, pid) for pid in workers(pair)) == 40)
-        # The kernel throws a coin for each: fewer than 5 of 40 come up once in ten million times.
-        assert min(connected(pair, pid) for pid in workers(pair)) >= 5
+def unanswered(server: Server) -> bool:
+    """Whether a new request gets no answer because no worker accepts its connection."""
+    try:
+        return httpx.get(f"{server.url}/livez", timeout=0.5).status_code != 200
+    except httpx.TransportError:
+        return True
 
 
 def test_a_killed_worker_comes_back_while_the_other_serves_on(pair: Server) -> None:
     victim, survivor = workers(pair)
     os.kill(victim, signal.SIGKILL)
-    # Until the kernel has closed its sockets, it may still give a new connection to the dying one, and reset it then.
+    # Until its sockets are closed, the kernel may give a new connection to the dying worker and then reset it.
     eventually(lambda: not psutil.pid_exists(victim))
     assert httpx.post(f"{pair.url}/predict", content=RED, timeout=60).json()["label"] == "red"
     eventually(lambda: pair.log.read_text().count("Service openworld initialized") == 3, 60)
     assert len(workers(pair)) == 2
     assert survivor in workers(pair)
-    # The new one has taken the dead one's place in the gauges, and not a place beside it.
+    # The new worker replaces the dead one in the gauges and is not counted in addition.
     assert (metric(pair, "openworld_model_info"), metric(pair, "openworld_queue_limit")) == (1, 256)
     assert httpx.post(f"{pair.url}/predict", content=RED).json()["label"] == "red"
 
@@ -125,8 +108,8 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(pair: Server) -> Non
     accepted = [half_sent(pair) for _ in range(16)]
     with Load(pair.url) as load:
         pair.process.send_signal(signal.SIGTERM)
-    # All of the load's clients have been turned away, so the server is ending; yet these it had accepted.
-    assert all(refused(pair) for _ in range(10))
+    # All clients of the load were turned away, so the server is stopping; these requests were accepted before.
+    assert all(unanswered(pair) for _ in range(3))
     answers = [rest_of(connection) for connection in accepted]
     assert all(answer.startswith(b"HTTP/1.1 200 ") and b'"label":"red"' in answer for answer in answers)
     assert load.wrong == []

@@ -1,4 +1,4 @@
-"""Bundles swapped in a running server: nobody who asks it notices, and every answer is of the version that it names."""
+"""Bundles are swapped in a running server: no request fails, and every answer is of the version that it names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from serving.answer import Question, answer_image
-from serving.bundle import INPUT_NAME
-from serving.decision import OUTPUT_NAMES
-from serving.layout import RULE
-from serving.runtime import Model
-from serving.shelf import Shelf
-from tests.conftest import Say
+from serving.bundle.decision import OUTPUT_NAMES
+from serving.bundle.layout import RULE
+from serving.bundle.manifest import INPUT_NAME
+from serving.bundle.model import Model
+from serving.bundle.shelf import Shelf
+from serving.inference.answers import PredictionOptions, answer_image
+from tests.conftest import ReportLine
 from tests.helpers_serving import (
     COLOURS,
     GREY,
@@ -42,12 +42,12 @@ from tests.load import Figures, Reply, http_request, send, workers
 TOKEN = "a-token-for-these-tests-alone"
 SWAPS = 20
 TABLE = (256, 8192)
-"""Numbers that a graph carries along, 8 MiB of them: what is not given back is seen."""
+"""A table of 8 MiB in each graph, so that memory that is not freed shows."""
 IMAGES = [image_bytes(colour) for colour in (*COLOURS.values(), GREY)]
 
 
 def turned_graph(turn: int) -> ModelProto:
-    """The tiny graph with its colours taken by other classes, and a heavy table that it looks into."""
+    """The tiny graph with its colours assigned to other classes, and a large table that it reads."""
     model = tiny_graph()
     graph = model.graph
     for constant in graph.initializer:
@@ -77,7 +77,7 @@ def turned_graph(turn: int) -> ModelProto:
 
 
 def write_turned(folder: Path, turn: int) -> Path:
-    """A whole bundle that says `green` for what its neighbour calls `red`."""
+    """A complete bundle whose labels are shifted, so that it answers `green` where another answers `red`."""
     graph = turned_graph(turn)
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     pixels = golden_pixels()
@@ -88,7 +88,7 @@ def write_turned(folder: Path, turn: int) -> Path:
 
 
 class Known:
-    """The bundles of these tests, and what each of them says of every image."""
+    """The bundles of these tests, and the expected answer of each for every image."""
 
     def __init__(self, folder: Path) -> None:
         self.folders: dict[str, Path] = {}
@@ -98,9 +98,9 @@ class Known:
             model = Model.load(written, provider="cpu")
             version = model.manifest.version
             self.folders[version] = written
-            answers = [answer_image(model, image, Question.ask(model)) for image in IMAGES]
+            answers = [answer_image(model, image, PredictionOptions.for_model(model)) for image in IMAGES]
             self.wanted[version] = [labels(answer.model_dump()) for answer in answers]
-        assert len({str(said) for said in self.wanted.values()}) == 3
+        assert len({str(expected) for expected in self.wanted.values()}) == 3
 
     @property
     def versions(self) -> list[str]:
@@ -143,12 +143,12 @@ def status(server: Server) -> dict[str, Any]:
 
 
 def settled(server: Server, version: str) -> bool:
-    said = status(server)
-    return said["version"] == version and all(worker["version"] == version for worker in said["workers"])
+    reported = status(server)
+    return reported["version"] == version and all(worker["version"] == version for worker in reported["workers"])
 
 
 class Load:
-    """Clients that ask without a break, each over one connection, while the block lasts."""
+    """Clients that send requests continuously, each over one connection, during the block."""
 
     def __init__(self, server: Server, clients: int = 4) -> None:
         self.replies: list[Reply] = []
@@ -174,16 +174,16 @@ class Load:
 
 
 def assert_all_answered_by_what_they_name(replies: list[Reply], known: Known) -> Counter[str]:
-    """Zero failed requests, and no answer that mixes two models; how many answers each version gave."""
+    """Check that no request failed and no answer mixes two models; returns the number of answers per version."""
     counts: Counter[str] = Counter()
     for reply in replies:
         assert reply.status == 200, reply.body
-        said = reply.json()
+        answer = reply.json()
         image, special = divmod(reply.number % (2 * len(IMAGES)), 2)
-        version = said["model"]["version"]
+        version = answer["model"]["version"]
         wanted = known.wanted[version][image]
-        got = labels(said)
-        # alpha may make it known, and `top` longer; what it takes it for stays.
+        got = labels(answer)
+        # alpha may make it known and `top` may be longer; the best guess stays the same.
         assert got[1] == wanted[1], (version, image, got, wanted)
         assert got[: len(wanted)] == wanted or special
         counts[version] += 1
@@ -194,7 +194,7 @@ def megabytes(server: Server) -> list[float]:
     return [one.memory_info().rss / 1e6 for one in workers(server, 2)]
 
 
-def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, say: Say) -> None:
+def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, report_line: ReportLine) -> None:
     seconds, held = [], [megabytes(server)]
     with Load(server) as load:
         for number in range(1, SWAPS + 1):
@@ -202,18 +202,18 @@ def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, say
             shelf.point_at(version)
             answer = admin(server, "POST", "/admin/reload")
             assert answer.status_code == 200, answer.text
-            said = answer.json()
+            reported = answer.json()
             seconds.append(answer.elapsed.total_seconds())
-            assert [worker["version"] for worker in said["workers"]] == [version, version]
-            assert said["version"] == version == httpx.get(f"{server.url}/model").json()["version"]
+            assert [worker["version"] for worker in reported["workers"]] == [version, version]
+            assert reported["version"] == version == httpx.get(f"{server.url}/model").json()["version"]
             held.append(megabytes(server))
     counts = assert_all_answered_by_what_they_name(load.replies, known)
     bundle = sum(file.stat().st_size for file in known.folders[known.versions[0]].iterdir()) / 1e6
-    # The first swap adds the bundle to go back to; after the second nothing more is added.
+    # The first swap adds the bundle for a rollback; from the second on, memory does not grow.
     first, before, after = held[0], held[2], held[-1]
     grown = max(late - early for late, early in zip(after, before, strict=True))
     figures = Figures.of(load.replies)
-    say(
+    report_line(
         f"{SWAPS} swaps of {bundle:.0f} MB under {figures.rate:.0f} requests/s: {sum(counts.values())} answers, none "
         f"failed, p99 {figures.p99:.0f} ms; a swap took {np.median(seconds):.2f} s, at most {max(seconds):.2f} s; "
         f"largest worker {max(first):.0f} MB, after 2 swaps {max(before):.0f} MB, after {SWAPS} {max(after):.0f} MB"
@@ -227,7 +227,7 @@ def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, say
 
 @pytest.fixture(scope="module")
 def bad(shelf: Shelf, known: Known) -> list[str]:
-    """Names on the shelf: a bundle with a damaged file, and one whose golden answers are not its own."""
+    """Names on the shelf: a bundle with a damaged file, and one with wrong golden outputs."""
     corrupt = shutil.copytree(known.folders[known.versions[0]], shelf.folder / "corrupt")
     (corrupt / RULE).write_bytes(b"{}")
     golden = golden_of(Model.load(known.folders[known.versions[0]], provider="cpu"))
@@ -253,7 +253,7 @@ def test_a_bad_bundle_is_refused_and_the_old_one_serves_on(
     assert metric(server, "openworld_swaps_total", outcome="refused") >= refused + 2
     assert metric(server, "openworld_model_info", version=served) == 1
     assert "swap refused" in server.log.read_text()
-    # Nobody asks for it this time: the workers watch the shelf.
+    # No reload is requested this time: the workers watch the shelf.
     better = next(version for version in known.versions if version != served)
     shelf.point_at(better)
     eventually(lambda: settled(server, better))
@@ -270,7 +270,7 @@ def test_one_call_rolls_back_and_one_more_forward(server: Server, shelf: Shelf, 
             answer = admin(server, "POST", "/admin/rollback").json()
             assert (answer["version"], answer["previous"], answer["changed"]) == (version, other, True)
             assert [worker["version"] for worker in answer["workers"]] == [version, version]
-            # Whoever else watches the shelf follows.
+            # Other servers that watch the shelf follow.
             assert (shelf.current(), shelf.previous()) == (shelf.folder / version, shelf.folder / other)
     assert_all_answered_by_what_they_name(load.replies, known)
 
@@ -278,13 +278,13 @@ def test_one_call_rolls_back_and_one_more_forward(server: Server, shelf: Shelf, 
 def test_a_worker_that_was_killed_comes_back_with_what_its_sibling_serves(
     server: Server, shelf: Shelf, known: Known, bad: list[str]
 ) -> None:
-    """Even where the shelf holds something else by then, which was refused."""
+    """Even if the shelf then points to another bundle, which was refused."""
     first, second, third = known.versions
     shelf.point_at(first)
     admin(server, "POST", "/admin/reload")
     victim, survivor = (worker["pid"] for worker in status(server)["workers"])
     os.kill(victim, signal.SIGKILL)
-    # The dead are not waited for.
+    # Dead workers are not waited for.
     for version in (second, third):
         shelf.point_at(version)
         answer = admin(server, "POST", "/admin/reload").json()
@@ -296,7 +296,7 @@ def test_a_worker_that_was_killed_comes_back_with_what_its_sibling_serves(
     replies = send(server.port, [http_request("/predict", IMAGES[0])] * 20, clients=10)
     assert {reply.json()["model"]["version"] for reply in replies} == {third}
     assert metric(server, "openworld_model_info") == metric(server, "openworld_model_info", version=third) == 1
-    # It missed two swaps, and still goes back with its sibling.
+    # It missed two swaps, and still rolls back together with the other worker.
     shelf.point_at(second)
     assert admin(server, "POST", "/admin/reload").json()["version"] == second
     shelf.point_at(third)

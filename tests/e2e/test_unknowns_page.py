@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.quarantine import Grouping
+from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, serving, write_bundle
@@ -35,7 +35,7 @@ def server(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 
 class Filled:
-    """What is in the quarantine: 30, 22 and 4 alike, and 3 in no group."""
+    """The contents of the quarantine: groups of 30, 22 and 4 images, and 3 images in no group."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -48,7 +48,7 @@ class Filled:
         self.first, self.second, self.third, self.loose = ids[:30], ids[30:52], ids[52:56], ids[56:]
         members = (self.first, self.second, self.third)
         found = zip(members, (0.9, 0.8, 0.5), (None, None, "red"), strict=True)
-        store.replace_groups([Grouping(some, alike, near, near is not None) for some, alike, near in found])
+        store.replace_groups([FoundGroup(some, alike, near, near is not None) for some, alike, near in found])
         self.groups = [group.id for group in store.groups()]
 
 
@@ -61,15 +61,15 @@ def filled(url: str) -> Iterator[Filled]:
 
 @pytest.fixture
 def page(browser: Browser, server: Server, filled: Filled) -> Iterator[Page]:
-    """The page, opened by ada; whatever the browser complains about fails the test."""
+    """The page, opened by ada; any error in the browser fails the test."""
     page = open_page(browser, server)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.wait_for_selector(f"#group-{filled.groups[0]}")
     yield page
     page.context.close()
-    assert [line for line in said if "Failed to load resource" not in line] == []
+    assert [line for line in messages if "Failed to load resource" not in line] == []
 
 
 def open_page(browser: Browser, server: Server, token: str = TOKEN, **options: object) -> Page:
@@ -83,9 +83,9 @@ def open_page(browser: Browser, server: Server, token: str = TOKEN, **options: o
     return page
 
 
-def said(page: Page, words: str) -> None:
-    """Wait until the page says so."""
-    page.get_by_test_id("said").filter(has_text=words).wait_for()
+def noticed(page: Page, text: str) -> None:
+    """Wait until the page shows a notice with this text."""
+    page.get_by_test_id("notice").filter(has_text=text).wait_for()
 
 
 def thumb(page: Page, number: int) -> str:
@@ -102,23 +102,23 @@ def test_groups_are_labelled_with_mouse_and_keyboard_and_it_lasts(page: Page, fi
     page.get_by_test_id(f"name-{one}").fill("eight")
     assert page.get_by_test_id(f"hint-{one}").inner_text() == "“eight” is a new class"
     page.get_by_test_id(f"save-{one}").click()
-    said(page, "Named 30 images “eight”.")
+    noticed(page, "Named 30 images “eight”.")
     page.click(thumb(page, filled.first[1]))
     page.click(thumb(page, filled.first[2]), modifiers=["Shift"])
     assert page.get_by_test_id("selected-count").inner_text() == "2 images selected"
     page.get_by_test_id("selected-junk").click()
-    said(page, "Marked 2 images as junk.")
+    noticed(page, "Marked 2 images as junk.")
     page.click(thumb(page, filled.first[0]))
     page.get_by_test_id("selected-target").select_option(str(two))
     page.get_by_test_id("selected-move").click()
-    said(page, f"Moved 1 image to group {two}.")
+    noticed(page, f"Moved 1 image to group {two}.")
     # With the keyboard alone: the next group is named, and one of its images taken out.
     page.evaluate("document.activeElement.blur()")
     for key in ("j", "j", "n"):
         page.keyboard.press(key)
     page.keyboard.type("nine")
     page.keyboard.press("Enter")
-    said(page, "Named 23 images “nine”.")
+    noticed(page, "Named 23 images “nine”.")
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.id") == f"thumb-{filled.second[0]}"
@@ -126,10 +126,10 @@ def test_groups_are_labelled_with_mouse_and_keyboard_and_it_lasts(page: Page, fi
     page.keyboard.press("End")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    said(page, "Took 1 image out of the group.")
-    # A class that the model has.
+    noticed(page, "Removed 1 image from the group.")
+    # A class that the model already knows.
     page.get_by_test_id(f"near-{three}").click()
-    said(page, "Marked 4 images as “red”, which the model has.")
+    noticed(page, "Marked 4 images as “red”, which the model already knows.")
 
     expected = {
         "first": (filled.first[3:], {("named", "eight", "ada")}),
@@ -152,34 +152,34 @@ def test_groups_are_labelled_with_mouse_and_keyboard_and_it_lasts(page: Page, fi
     assert [entry.get_attribute("data-label") for entry in named.all()] == ["eight", "nine"]
     assert [entry.get_attribute("data-ready") for entry in named.all()] == ["true", "true"]
     command = page.get_by_test_id("learn-command").inner_text()
-    assert command.startswith("python -m training.fit --add-unknowns RUN --quarantine sqlite:///")
+    assert command.startswith("openworld learn-unknowns RUN --quarantine sqlite:///")
     page.get_by_text("Who did what").click()
     changes = page.get_by_test_id("changes").inner_text()
     assert "ada named 30 images “eight”" in changes
-    assert "ada marked as junk 2 images" in changes
+    assert "ada marked 2 images as junk" in changes
     page.screenshot(path=tmp_path / "labelled.png", full_page=True)
 
 
 def test_a_mistake_is_taken_back(page: Page, filled: Filled) -> None:
     one, two, _ = filled.groups
     page.get_by_test_id(f"junk-{one}").click()
-    said(page, "Marked 30 images as junk.")
+    noticed(page, "Marked 30 images as junk.")
     page.get_by_test_id("undo").click()
-    said(page, "Undone.")
+    noticed(page, "Undone.")
     assert states(filled, filled.first) == {("new", None, None)}
     page.click(thumb(page, filled.second[0]))
     page.keyboard.press("x")
-    said(page, "Marked 1 image as junk.")
-    # Two keys before the service has answered the first.
+    noticed(page, "Marked 1 image as junk.")
+    # Press two keys before the service has answered the first.
     page.keyboard.press("ArrowRight")
     page.keyboard.press("x")
     page.keyboard.press("u")
-    said(page, "Took the label from 1 image.")
+    noticed(page, "Removed the label of 1 image.")
     page.keyboard.press("Control+z")
-    said(page, "Undone.")
+    noticed(page, "Undone.")
     assert states(filled, filled.second[:2]) == {("junk", None, "ada")}
     page.get_by_test_id(f"clear-{two}").click()
-    said(page, "Took the label from 22 images.")
+    noticed(page, "Removed the label of 22 images.")
     assert states(filled, filled.second) == {("new", None, None)}
 
 
@@ -187,7 +187,7 @@ def test_groups_are_merged_and_all_of_a_large_one_is_shown(page: Page, filled: F
     one, two, _ = filled.groups
     page.get_by_test_id(f"target-{two}").select_option(str(one))
     page.get_by_test_id(f"merge-{two}").click()
-    said(page, f"Merged group {two} into group {one}.")
+    noticed(page, f"Merged group {two} into group {one}.")
     assert page.locator(f"#group-{two}").count() == 0
     assert page.locator(f"#group-{one} .thumb").count() == 24
     page.get_by_test_id(f"more-{one}").click()
@@ -204,30 +204,30 @@ def test_deletion_is_asked_about(page: Page, filled: Filled) -> None:
     page.click(thumb(page, filled.loose[0]))
     page.get_by_test_id("selected-delete").click()
     page.get_by_role("button", name="Cancel").click()
-    assert filled.store.held().items == 59
+    assert filled.store.usage().items == 59
     page.get_by_test_id("selected-delete").click()
     page.get_by_test_id("sure-yes").click()
-    said(page, "Deleted 1 image.")
+    noticed(page, "Deleted 1 image.")
     assert filled.store.items(ids=filled.loose[:1]) == []
     page.get_by_test_id("delete-all").click()
     assert page.get_by_test_id("sure-yes").is_disabled()
     page.get_by_test_id("sure-count").fill("58")
     page.get_by_test_id("sure-yes").click()
-    said(page, "Deleted 58 images.")
-    assert filled.store.held().items == 0
-    assert "Nothing unknown has come in yet" in page.get_by_test_id("empty").inner_text()
+    noticed(page, "Deleted 58 images.")
+    assert filled.store.usage().items == 0
+    assert "No unknown images yet" in page.get_by_test_id("empty").inner_text()
 
 
 def test_what_has_no_group_yet_is_shown_with_the_way_to_groups(page: Page, filled: Filled) -> None:
     filled.store.replace_groups([])
     page.get_by_test_id("refresh").click()
-    page.get_by_text("Nothing is grouped yet").wait_for()
+    page.get_by_text("No groups yet").wait_for()
     assert page.get_by_test_id("title-none").inner_text() == "Not grouped yet"
-    assert "python -m training.discover --quarantine" in page.get_by_test_id("discover-command").inner_text()
+    assert "openworld discover --quarantine" in page.get_by_test_id("discover-command").inner_text()
     page.click(thumb(page, filled.first[0]))
     page.get_by_test_id("selected-name").fill("RED")
     page.keyboard.press("Enter")
-    said(page, "Marked 1 image as “red”, which the model has.")
+    noticed(page, "Marked 1 image as “red”, which the model already knows.")
 
 
 def test_names_are_text_and_never_markup(page: Page, filled: Filled) -> None:
@@ -235,12 +235,12 @@ def test_names_are_text_and_never_markup(page: Page, filled: Filled) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     page.get_by_test_id(f"name-{one}").fill(hostile)
     page.keyboard.press("Enter")
-    said(page, hostile)
+    noticed(page, hostile)
     assert page.get_by_test_id(f"title-{one}").inner_text() == f"“{hostile}” (group {one})"
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_what_the_service_refuses_is_said_and_nothing_is_lost(page: Page, filled: Filled) -> None:
+def test_a_refusal_is_shown_and_nothing_is_lost(page: Page, filled: Filled) -> None:
     one = filled.groups[0]
     page.get_by_test_id(f"name-{one}").fill("unknown")
     page.keyboard.press("Enter")
@@ -258,7 +258,7 @@ def test_what_the_service_refuses_is_said_and_nothing_is_lost(page: Page, filled
     assert states(filled, filled.first) == {("new", None, None)}
 
 
-def test_every_control_has_a_name_and_every_image_tells_its_state(page: Page, filled: Filled) -> None:
+def test_every_control_has_a_name_and_every_image_has_a_state(page: Page, filled: Filled) -> None:
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, [role=option], [role=listbox]")]
             .filter((control) => {
@@ -272,7 +272,7 @@ def test_every_control_has_a_name_and_every_image_tells_its_state(page: Page, fi
     first.focus()
     page.keyboard.press("Space")
     assert first.get_attribute("aria-selected") == "true"
-    assert "not looked at" in (first.get_attribute("aria-label") or "")
+    assert "not reviewed" in (first.get_attribute("aria-label") or "")
     assert first.evaluate("node => getComputedStyle(node).outlineStyle") == "solid", "the focus must be seen"
     page.keyboard.press("?")
     assert page.locator("#keys[open]").is_visible()
@@ -295,12 +295,12 @@ def test_a_phone_never_scrolls_sideways(
 
 def test_a_wrong_token_sees_nothing(browser: Browser, server: Server, filled: Filled) -> None:
     page = open_page(browser, server, token="cafebabecafebabe-token")
-    assert "this part needs the admin token" in page.inner_text("body")
+    assert "the admin token is needed" in page.inner_text("body")
     assert page.locator(".thumb").count() == 0
     page.context.close()
 
 
-def test_no_other_host_is_asked_and_the_server_is_not_surprised(
+def test_no_other_host_is_contacted_and_the_server_logs_no_error(
     browser: Browser, server: Server, filled: Filled
 ) -> None:
     page = open_page(browser, server)

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from export.__main__ import main
-from export.opened import whole_session
-from serving.bundle import Bundle, load_bundle
-from serving.layout import graph_name
+from export.graph.session import whole_session
+from serving.bundle.layout import graph_name
+from serving.bundle.manifest import Bundle, load_bundle
 from tests.export.networks import evidence_for, learned, put_run, run_of, written
-from tests.helpers import tiny_run
-from training.evaluate import Run, open_run
+from training.run import Run, open_run
 
 
 class Exported(NamedTuple):
@@ -28,10 +27,10 @@ class Exported(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def export_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+def export_tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
     def make(method: str) -> Exported:
         place = tmp_path_factory.mktemp(method)
-        folder = tiny_run(place / "run", method)
+        folder: Path = request.getfixturevalue(f"tiny_{method}")
         assert main([str(folder), "--out", str(place / "bundle")]) == 0
         return Exported(folder, open_run(folder, torch.device("cpu")), load_bundle(place / "bundle"))
 
@@ -62,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Graphs:
-    """Every graph is written once, when it is first asked for."""
+    """Writes every graph once, at its first use."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory

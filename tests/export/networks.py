@@ -1,4 +1,4 @@
-"""Networks as if they had been learned, the graphs of them, and runs that were never run."""
+"""Networks with random weights as if they had been learned, their graphs, and runs around them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from export import __main__ as command
-from export.bake import BakedTask, bake_task
-from export.evidence import Evidence
-from export.graph import GraphPlan, write_graph
-from models import mixtures
+from export import exporter
+from export.graph.assemble import GraphPlan, write_graph
+from export.graph.baked_task import BakedTask, bake_task
+from export.graph.evidence import Evidence
+from models.detectors import mixture as mixtures
+from models.detectors.detector import mean_over_rotations
+from models.detectors.score import Features
+from models.detectors.task_scorer import TaskScorer
+from models.masks.task_norm import TaskNorm
 from models.network import Network
-from models.scores import TaskScorer
-from models.task_norm import TaskNorm
-from serving.bundle import ImageSpec
+from serving.bundle.manifest import ImageSpec
 from tests.helpers import (
     TINY_PRESET,
     draw_statistics,
@@ -31,21 +33,21 @@ from tests.helpers import (
     see,
     tiny_network,
 )
-from training.calibration import Correction
 from training.config import Lesson, RunConfig
-from training.decisions import Decider, make_decider
-from training.evaluate import Run
+from training.learn.correction import Correction
+from training.learn.decisions import Decider, make_decider
+from training.run import Run
 
 SIZES = {"convnet": (2, 3, 1), "resnet18": (3, 1)}
-"""How many classes the tasks have: not the same number each."""
+"""Number of classes per task; they differ."""
 SHARES = (0.6, 0.8, 1.0)
 STEADY = "mahalanobis"
-"""A decision that rounding hardly changes, even where random features all point the same way."""
+"""A score that is robust to rounding, even if random features all point in the same direction."""
 
 
 @cache
 def learned(method: str = "hat", backbone: str = "convnet", sizes: tuple[int, ...] = ()) -> Network:
-    """Tasks of so many classes, each with its own share of live channels. Not to be changed: it is kept.
+    """Tasks with these numbers of classes, each with its own share of live channels. Cached: do not change it.
 
     Classes of the convnet are mixtures of several Gaussians, those of the residual network are one.
     """
@@ -65,7 +67,7 @@ def learn_at_random(network: Network, classes: int, share: float = 0.8, count: i
 
 
 def finish_at_random(network: Network, task: int, count: int = 320) -> None:
-    """As if the task had been learned from so many images such as `pixels_for` makes."""
+    """Simulate a task learned from `count` images of `pixels_for`."""
     draw_statistics(network, task)
     with torch.no_grad():
         images = torch.from_numpy(pixels_for(network, count, seed=7)).permute(0, 3, 1, 2) / 255
@@ -74,7 +76,7 @@ def finish_at_random(network: Network, task: int, count: int = 320) -> None:
 
 
 def settle_norms(network: Network, task: int, images: Tensor) -> None:
-    """Let a task's norms know the images that come: otherwise their shifts drown what an image says."""
+    """Set the statistics of a task's norms to those of the images: otherwise random shifts hide the image."""
 
     def settle(layer: nn.Module, inputs: tuple[Tensor]) -> None:
         assert isinstance(layer, TaskNorm)
@@ -98,7 +100,7 @@ def with_another_task(network: Network, classes: int = 2) -> Network:
 
 
 def pixels_for(network: Network, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Noise between a darkest and a brightest tone, which are each image's own."""
+    """Noise between a minimum and a maximum value that differ per image."""
     config, generator = network.config, np.random.default_rng(seed)
     noise = generator.integers(0, 256, (count, config.height, config.width, config.channels))
     dark, bright = np.sort(generator.uniform(0, 1, (2, count, 1, 1, 1)), axis=0)
@@ -107,27 +109,27 @@ def pixels_for(network: Network, count: int, seed: int = 0) -> NDArray[np.uint8]
 
 @cache
 def decider_for(network: Network, decision: str = STEADY) -> Decider:
-    """Tasks remember random images, so most random images are known; now this task is the best and now that one."""
+    """Tasks remember random images, so most random images are known, and the best task varies."""
     corrections = [Correction(0.5 + task, 0.3 * task) for task in range(len(network.heads))]
     return make_decider(network, decision, 0.05, corrections)
 
 
 @torch.no_grad()
 def baked_outputs(network: Network, scorers: Sequence[TaskScorer], pixels: NDArray[np.uint8]) -> list[Tensor]:
-    """What the baked sub-networks say: logits and distances, each [n, classes of all tasks]."""
+    """The outputs of the baked sub-networks: logits and distances, each [n, classes of all tasks]."""
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
-    turned = network.turned(network.normalised(images))
-    said = [_said(bake_task(network, scorers, task), turned) for task in range(len(network.heads))]
-    return [torch.cat(columns, dim=1) for columns in zip(*said, strict=True)]
+    rotated = network.rotated(network.encode(images))
+    outputs = [_outputs(bake_task(network, scorers, task), rotated) for task in range(len(network.heads))]
+    return [torch.cat(columns, dim=1) for columns in zip(*outputs, strict=True)]
 
 
-def _said(task: BakedTask, turned: Tensor) -> tuple[Tensor, Tensor]:
-    maps = task.body[: task.tap.stage + 1](turned)
-    features = task.body[task.tap.stage + 1 :](maps)
-    depths = [flat.view(len(task.head.weight), -1, flat.shape[1]) for flat in (task.tap.of(maps), features)]
-    rotated = {"logits": task.head.each_rotation(depths[-1]), **task.detectors.each_rotation(depths)}
-    said = task.detectors.together(rotated)
-    return task.scorer.logits(said), task.scorer.distances(said)
+def _outputs(task: BakedTask, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    maps = task.body[: task.tap.stage + 1](rotated)
+    deep = task.body[task.tap.stage + 1 :](maps)
+    features = Features(*(flat.view(len(task.head.weight), -1, flat.shape[1]) for flat in (task.tap.read(maps), deep)))
+    measured = {"logits": task.head.each_rotation(features.deep), **task.detector.measure(features)}
+    means = mean_over_rotations(measured)
+    return task.scorer.logits(means), task.scorer.distances(means)
 
 
 def image_spec(network: Network) -> ImageSpec:
@@ -160,7 +162,7 @@ def written(
 
 
 def run_of(network: Network, decider: Decider | None = None) -> Run:
-    """A run that has learned just this."""
+    """A run with exactly this network."""
     labels = iter(f"class {number}" for number in range(1000))
     tasks = tuple(tuple(next(labels) for _ in range(int(head.classes))) for head in network.heads)  # type: ignore[arg-type]
     preset = replace(TINY_PRESET, network=network.config, image=image_spec(network))
@@ -168,7 +170,7 @@ def run_of(network: Network, decider: Decider | None = None) -> Run:
 
 
 def evidence_for(network: Network, count: int = 40, seed: int = 1) -> Evidence:
-    """Random images, dealt out to the tasks."""
+    """Random images, distributed over the tasks."""
     tasks = np.arange(count) % len(network.heads)
     return Evidence(pixels_for(network, count, seed), tasks, ())
 
@@ -177,13 +179,13 @@ NO_EVIDENCE = Evidence(np.empty((0, 8, 8, 1), np.uint8), np.empty(0, int), ("tas
 
 
 def put_run(patch: pytest.MonkeyPatch, folder: Path, run: Run, evidence: Evidence = NO_EVIDENCE) -> Path:
-    """A folder that the exporter takes for this run, with this evidence at hand."""
+    """A folder that the exporter opens as this run, with this evidence."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.json").write_text('{"cil_accuracy": 0.5}')
 
     def open_run(*_: Any) -> Run:
         return run
 
-    patch.setattr(command, "open_run", open_run)
-    patch.setattr(command, "gather", lambda *_: evidence)
+    patch.setattr(exporter, "open_run", open_run)
+    patch.setattr(exporter, "gather", lambda *_: evidence)
     return folder

@@ -1,4 +1,4 @@
-"""Every decision becomes a graph that says what the network says, and reads no more than it needs."""
+"""Every decision is exported as a graph with the network's outputs, which stores nothing that it does not need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from export.cascade import cascaded, rotated_outputs
-from export.opened import run_graph, whole_session
-from export.verify import ALLOWED
-from export.writer import GraphWriter
-from models.scores import DECISIONS, INGREDIENTS
-from serving.decision import OUTPUT_NAMES, complete
-from serving.layout import graph_name
+from export.checks.parity import ALLOWED
+from export.graph.cascade import cascaded, rotated_outputs
+from export.graph.session import run_graph, whole_session
+from export.graph.writer import GraphWriter
+from models.detectors import decisions
+from serving.bundle.decision import OUTPUT_NAMES, complete
+from serving.bundle.layout import graph_name
 from tests.export.networks import decider_for, learned, pixels_for, written
 
 IMAGES = 6
@@ -35,25 +35,27 @@ def assert_graph_equals_network(
         assert difference.max() <= ALLOWED, name
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize("decision", decisions())
 @pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
 @pytest.mark.parametrize("method", ["hat", "sup"])
 def test_every_decision_is_exported(method: str, backbone: str, decision: str, tmp_path: Path) -> None:
     assert_graph_equals_network(tmp_path, method, backbone, decision)
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize("decision", decisions())
 def test_every_decision_is_exported_with_a_cascade(decision: str, tmp_path: Path) -> None:
     assert_graph_equals_network(tmp_path, "hat", "convnet", decision, candidates=1)
 
 
 @pytest.mark.parametrize("decision", ["features", "relative", "vim", "mahalanobis", "paper"])
-def test_a_graph_holds_only_the_ingredients_that_its_decision_reads(decision: str, tmp_path: Path) -> None:
-    graph = onnx.load(written(tmp_path, learned("hat", "convnet", SIZES), decision=decision) / graph_name("fp32")).graph
+def test_a_graph_holds_only_the_measurements_that_its_decision_needs(decision: str, tmp_path: Path) -> None:
+    network = learned("hat", "convnet", SIZES)
+    graph = onnx.load(written(tmp_path, network, decision=decision) / graph_name("fp32")).graph
     numbers = [tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-    rooms = {name.split("/")[1] for name in numbers if name.startswith("task0/")}
-    assert "head" in rooms
-    assert rooms & set(INGREDIENTS) == set(DECISIONS[decision].needs) - {"logits"}
+    owners = {name.split("/")[1] for name in numbers if name.startswith("task0/")}
+    assert "head" in owners
+    detector = network.detector(0)
+    assert owners & set(detector.own.means()) == set(detector.needs(decisions()[decision])) - {"logits"}
 
 
 @pytest.mark.parametrize("decision", ["mahalanobis", "vim"])
@@ -61,22 +63,22 @@ def test_a_graph_stores_no_number_that_it_can_make_of_others(decision: str, tmp_
     network = learned("hat", "convnet", SIZES)
     graph = onnx.load(written(tmp_path, network, decision=decision) / graph_name("fp32")).graph
     sizes = {each.name: math.prod(each.dims) for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT}
-    detectors = network.detector(0)
-    tied, residual = detectors.tied, detectors.residual
+    detector = network.detector(0)
+    tied, vim = detector.mahalanobis, detector.score("vim")
     wanted = {
         "mahalanobis": sum(each.numel() for each in (tied.means, tied.basis, tied.gain, tied.level, tied.level[0])),
-        "vim": sum(each.numel() for each in (residual.mean, residual.axes, residual.gain))
+        "vim": sum(each.numel() for each in vim.buffers())
         + sum(each[0].numel() for each in (tied.basis, tied.gain, tied.level)),
     }
-    rooms = tuple(f"task0/{room}/" for room in ("tied", "residual", "features"))
-    assert sum(size for name, size in sizes.items() if name.startswith(rooms)) == wanted[decision]
+    owners = tuple(f"task0/{owner}/" for owner in ("mahalanobis", "vim", "features"))
+    assert sum(size for name, size in sizes.items() if name.startswith(owners)) == wanted[decision]
 
 
 # ---- the branches of a cascade
 
 
 def branches(folder: Path, precision: str) -> list[onnx.GraphProto]:
-    """What tasks do with the images that they see again."""
+    """The branches that compute the images which tasks see again."""
     graph = onnx.load(folder / graph_name(precision)).graph
     return [
         attribute.g

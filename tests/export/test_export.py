@@ -1,4 +1,4 @@
-"""`python -m export`: from a run to a bundle that the server takes."""
+"""`python -m export`: from a run to a bundle that the server accepts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from export import __main__ as command
-from export import verify
+from export import exporter
 from export.__main__ import main
-from export.evidence import Evidence
-from export.opened import run_graph, whole_session
-from export.verify import ALLOWED
-from export.writer import OPSET
-from serving.bundle import INPUT_NAME, Cascade, load_bundle
-from serving.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
-from serving.layout import GOLDEN, MANIFEST, RULE, graph_name, part_name
-from serving.runtime import Model
+from export.checks import parity
+from export.checks.parity import ALLOWED
+from export.graph.evidence import Evidence
+from export.graph.session import run_graph, whole_session
+from export.graph.writer import OPSET
+from serving.bundle.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
+from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, part_name
+from serving.bundle.manifest import INPUT_NAME, Cascade, load_bundle
+from serving.bundle.model import Model
 from tests.export.conftest import Exported
 from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import (
@@ -36,14 +36,14 @@ from tests.helpers import (
     use_tiny_preset,
 )
 from training import fit
-from training.checkpoint import CONFIG, CURRENT
+from training.store.checkpoint import CONFIG, CURRENT
 
 
 def session_of(exported: Exported) -> ort.InferenceSession:
     return whole_session(exported.bundle.path, "fp32")
 
 
-def test_the_manifest_says_what_the_run_was(exported: Exported) -> None:
+def test_the_manifest_describes_the_run(exported: Exported) -> None:
     manifest, run = exported.bundle.manifest, exported.run
     assert manifest.name == f"digits-{run.config.method}"
     assert (manifest.method, manifest.preset, manifest.seed) == (run.config.method, "digits", 0)
@@ -111,7 +111,7 @@ def test_the_graph_answers_test_images_as_the_network_does(exported: Exported) -
     wanted = complete(exported.run.outputs(pixels, torch.device("cpu")), rule)
     got = run_graph(session_of(exported), pixels)
     for name in OUTPUT_NAMES:
-        # Tasks of so few images are sure of themselves: a probability may be 1 for all.
+        # Tasks with so few images are overconfident: a probability may be 1 for all images.
         assert name not in NETWORK_NAMES or np.ptp(wanted[name], axis=0).min() > 0
         np.testing.assert_allclose(got[name], wanted[name], rtol=ALLOWED, atol=ALLOWED)
     assert decide(got, rule).class_id.tolist() == decide(wanted, rule).class_id.tolist()
@@ -126,7 +126,7 @@ def test_batches_of_one_and_five_agree(exported: Exported) -> None:
             np.testing.assert_allclose(alone[name][0], together[name][number], rtol=ALLOWED, atol=ALLOWED)
 
 
-def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
+def test_an_answer_does_not_depend_on_the_other_images_of_the_batch(exported: Exported) -> None:
     session, pixels = session_of(exported), tiny_source().test.pixels
     beside = [run_graph(session, np.concatenate([pixels[:1], pixels[start : start + 4]])) for start in (4, 12, 20)]
     beside.append(run_graph(session, np.concatenate([pixels[:1], np.full_like(pixels[:4], 255)])))
@@ -136,7 +136,7 @@ def test_an_image_does_not_notice_its_neighbours(exported: Exported) -> None:
             assert name not in NETWORK_NAMES or not np.array_equal(other[name][1:], beside[0][name][1:])
 
 
-def test_golden_outputs_are_what_the_graph_says(exported: Exported) -> None:
+def test_golden_outputs_equal_the_outputs_of_the_graph(exported: Exported) -> None:
     golden = exported.bundle.golden
     got = run_graph(session_of(exported), golden.pixels)
     assert len(golden.pixels) == 8
@@ -185,7 +185,7 @@ def test_an_unfinished_run_is_refused(
     kill_at_save(monkeypatch, 6, written=True)
     assert fit.main(["--out", str(tmp_path / "run")]) == 130
     capsys.readouterr()
-    message = f"{tmp_path / 'run'}: 1 of 2 tasks are learned; go on with"
+    message = f"{tmp_path / 'run'}: 1 of 2 tasks are learned; finish it with"
     assert_refused([str(tmp_path / "run")], message, capsys, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
@@ -221,7 +221,7 @@ def test_a_disk_that_fails_is_one_line_that_names_the_file(
     def write_graph(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "task0.fp32.bin")
 
-    monkeypatch.setattr(command, "write_graph", write_graph)
+    monkeypatch.setattr(exporter, "write_graph", write_graph)
     message = "error: task0.fp32.bin: No space left on device\n"
     assert_refused([str(exported_hat.folder)], message, capsys, tmp_path / "bundle")
 
@@ -232,7 +232,7 @@ def test_a_mistake_in_the_program_is_not_taken_for_the_users(
     def write_graph(*_: object) -> None:
         raise ValueError("zip() argument 2 is shorter than argument 1")
 
-    monkeypatch.setattr(command, "write_graph", write_graph)
+    monkeypatch.setattr(exporter, "write_graph", write_graph)
     with pytest.raises(ValueError, match=r"zip\(\)"):
         main([str(exported_hat.folder), "--out", str(tmp_path / "bundle")])
 
@@ -252,8 +252,8 @@ def test_tasks_whose_images_are_gone_are_named(
     left = everything.tasks != 1
     evidence = Evidence(everything.pixels[left], everything.tasks[left], ("task 1: /photos is gone",))
     folder = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence)
-    monkeypatch.setattr(verify, "AGREEING", {})
-    monkeypatch.setattr(verify, "AUROC_CHANGE", 2)
+    monkeypatch.setattr(parity, "AGREEING", {})
+    monkeypatch.setattr(parity, "AUROC_CHANGE", 2)
     assert main([str(folder), "--out", str(tmp_path / "bundle"), "--precision", "fp16"]) == 0
     assert capsys.readouterr().err == "note: no validation images of task 1: /photos is gone\n"
     checked = load_bundle(tmp_path / "bundle").manifest.verification["fp16"]
@@ -267,7 +267,7 @@ def test_images_that_are_more_than_enough_are_counted(
     evidence = replace(evidence_for(network), left_out=60)
     folder = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence)
     assert main([str(folder), "--out", str(tmp_path / "bundle")]) == 0
-    assert capsys.readouterr().err == "note: 40 of 100 validation images were judged by, evenly by task\n"
+    assert capsys.readouterr().err == "note: 40 of 100 validation images were used, evenly by task\n"
 
 
 def test_a_run_with_a_corrupt_checkpoint_is_refused(

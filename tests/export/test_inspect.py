@@ -5,19 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from export import verify as parity
 from export.__main__ import main as export
-from export.inspect import cascade_said, inspect, main
-from serving.bundle import Bundle, load_bundle
-from tests.export import test_cascade
+from export.checks import parity
+from export.checks.inspection import cascade_summary, inspect
+from export.inspect import main
+from serving.bundle.manifest import Bundle, load_bundle
 from tests.export.conftest import Exported
+from tests.export.graph import test_cascade
 from tests.export.networks import evidence_for, learned, put_run, run_of
+from tests.helpers import unit_masks
 from tests.helpers_serving import edit_manifest
 
 
 def test_units_are_the_live_ones_of_every_layer(exported_hat: Exported) -> None:
-    masks = exported_hat.run.network.unit_masks()
-    for task, part in enumerate(inspect(exported_hat.bundle).parts):
+    masks = unit_masks(exported_hat.run.network)
+    for task, part in enumerate(inspect(exported_hat.bundle).tasks):
         # The last mask is the projection's, which is not exported.
         assert part.units == tuple(len(mask.live(task)) for mask in masks[:-1])
         assert part.labels == exported_hat.run.config.tasks[task]
@@ -25,7 +27,7 @@ def test_units_are_the_live_ones_of_every_layer(exported_hat: Exported) -> None:
 
 
 def multiplications_by_hand(bundle: Bundle, units: tuple[int, ...]) -> int:
-    """Of the convnet, for one image in all rotations."""
+    """Multiply-adds of the convnet for one image in all rotations."""
     side, before, macs = bundle.manifest.image.height, bundle.manifest.image.channels, 0
     for own, kernel in zip(units[:-1], (3, 3, 2), strict=True):
         side = side + 2 * (kernel // 2) - kernel + 1
@@ -35,7 +37,7 @@ def multiplications_by_hand(bundle: Bundle, units: tuple[int, ...]) -> int:
 
 
 def test_multiplications_by_hand(exported: Exported) -> None:
-    part = inspect(exported.bundle).parts[0]
+    part = inspect(exported.bundle).tasks[0]
     assert part.macs == multiplications_by_hand(exported.bundle, part.units)
 
 
@@ -43,7 +45,7 @@ def test_the_command_shows_tasks_and_verification(exported: Exported, capsys: py
     assert main([str(exported.bundle.path)]) == 0
     shown = capsys.readouterr().out
     assert exported.bundle.manifest.version in shown
-    assert "goes on from no other version" in shown
+    assert "replaces no other version" in shown
     assert "no cascade: every task sees an image in all rotations, 8 views" in shown
     assert "logits difference batch 7" in shown
 
@@ -55,7 +57,7 @@ def rich_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parity, "AGREEING", {})
         patch.setattr(parity, "AUROC_CHANGE", 2)
-        test_cascade.answer_with(patch, test_cascade.said_of(40, 2, surprising=0))
+        test_cascade.answer_with(patch, test_cascade.outputs_of(40, 2, surprising=0))
         folder = put_run(patch, place / "run", run_of(network), evidence_for(network))
         assert export([str(folder), "--out", str(place / "bundle"), "--precision", "int8", "--cascade", "on"]) == 0
     tasks = [task.model_dump(mode="json") for task in load_bundle(place / "bundle").manifest.tasks]
@@ -65,11 +67,11 @@ def rich_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_every_precision_is_measured_and_a_cascade_counts_a_layer_once(rich_bundle: Bundle) -> None:
     found = inspect(rich_bundle)
-    masks = learned("hat", "resnet18", (1, 1)).unit_masks()
+    masks = unit_masks(learned("hat", "resnet18", (1, 1)))
     assert found.milliseconds.keys() == {"fp32", "int8"}
     assert all(value > 0 for value in found.milliseconds.values())
-    for task, part in enumerate(found.parts):
-        # A stem, eight blocks of two, three shortcuts of their own; to pick channels for a sum is no layer.
+    for task, part in enumerate(found.tasks):
+        # A stem, eight blocks of two layers and three shortcuts; selecting channels for a sum is not a layer.
         assert len(part.units) == 1 + 16 + 3
         assert set(part.units) <= {len(mask.live(task)) for mask in masks}
         sizes = {name: info.size for name, info in rich_bundle.manifest.files.items()}
@@ -78,7 +80,7 @@ def test_every_precision_is_measured_and_a_cascade_counts_a_layer_once(rich_bund
         assert part.stored_bytes["int8"] < part.stored_bytes["fp32"]
         assert part.milliseconds.keys() == {"fp32", "int8"}
         assert part.macs > 0
-    assert [part.unchanged for part in found.parts] == [True, False]
+    assert [part.unchanged for part in found.tasks] == [True, False]
 
 
 def test_the_command_shows_precisions_cascade_and_what_is_unchanged(
@@ -86,7 +88,7 @@ def test_the_command_shows_precisions_cascade_and_what_is_unchanged(
 ) -> None:
     assert main([str(rich_bundle.path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "goes on from version 859549a0961c: 1 of 2 tasks are unchanged" in shown
+    assert "replaces version 859549a0961c: 1 of 2 tasks are unchanged" in shown
     assert "cascade: at most 1 of 2 tasks see an image in all rotations, 1 on average: 5 views instead of 8" in shown
     assert "100.00% of 40 validation images are answered as without" in shown
     for column in ("kB fp32", "kB int8", "ms fp32", "ms int8"):
@@ -102,29 +104,29 @@ def test_a_bundle_without_fp32_is_shown_by_what_it_has(rich_bundle: Bundle, tmp_
     alone, together = inspect(load_bundle(folder)), inspect(rich_bundle)
     assert alone.milliseconds.keys() == {"int8"}
     assert alone.rotations == together.rotations
-    for part, other in zip(alone.parts, together.parts, strict=True):
+    for part, other in zip(alone.tasks, together.tasks, strict=True):
         assert (part.units, part.macs) == (other.units, other.macs)
 
 
-def test_a_cascade_that_was_not_taken_is_said_to_be_none(exported_hat: Exported, tmp_path: Path) -> None:
+def test_a_rejected_cascade_is_described_as_off(exported_hat: Exported, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported_hat.bundle.path, tmp_path / "bundle"))
     edit_manifest(folder, cascade={"candidates": None, "agreement": 0.98, "images": 1000})
-    said = cascade_said(load_bundle(folder).manifest, rotations=4)
-    assert said.endswith(
-        "8 views; the best cascade was not taken: "
+    summary = cascade_summary(load_bundle(folder).manifest, rotations=4)
+    assert summary.endswith(
+        "8 views; the best cascade was not used: "
         "it would answer 98.00% of 1000 validation images as the full evaluation does"
     )
 
 
-def test_a_cascade_that_saves_too_little_is_said_to_do_so(exported_hat: Exported, tmp_path: Path) -> None:
+def test_a_cascade_that_saves_too_little_is_described_so(exported_hat: Exported, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported_hat.bundle.path, tmp_path / "bundle"))
     edit_manifest(folder, cascade={"candidates": None, "seen": 1.9, "agreement": 1.0, "images": 1000})
-    said = cascade_said(load_bundle(folder).manifest, rotations=4)
-    assert said.endswith(
-        "8 views; the best cascade was not taken: it would leave 7.7 of them, and more than 75% are not worth it"
+    summary = cascade_summary(load_bundle(folder).manifest, rotations=4)
+    assert summary.endswith(
+        "8 views; the best cascade was not used: it would leave 7.7 of them, and a cascade must leave at most 75%"
     )
 
 
-def test_no_bundle_is_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_bundle_exits_with_2_and_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: ")

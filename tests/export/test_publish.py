@@ -1,4 +1,4 @@
-"""Learning goes on from bundle to bundle: what was learned before stays, byte for byte, or nothing is published."""
+"""Publishing a run that learned more: earlier tasks stay byte for byte the same, or nothing is published."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import onnx
 import pytest
 import torch
 
-from export import __main__ as command
-from export import opened
-from export import publish as publishing
-from export import verify as parity
+from export import exporter
 from export.__main__ import main
-from export.publish import PublishError, check_remembers
+from export.checks import parity
+from export.checks import remembering as publishing
+from export.checks.remembering import PublishError, check_remembers
+from export.graph import session as opened
+from models.masks.supermask import MaskedLayer
 from models.network import Network
-from models.weight_mask import MaskedConv2d
-from serving.bundle import Cascade, Manifest, load_bundle
-from serving.decision import TaskRule
-from serving.shelf import Shelf
+from serving.bundle.decision import TaskRule
+from serving.bundle.manifest import Cascade, Manifest, load_bundle
+from serving.bundle.shelf import Shelf
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of, with_another_task
 from tests.helpers import HELD_OUT, use_tiny_preset
 from training import fit
-from training.decisions import Decider
+from training.learn.decisions import Decider
 
 SIZES = (2, 3)
 Publish = Callable[..., int]
@@ -43,8 +43,8 @@ def shelf(tmp_path: Path) -> Shelf:
 
 @pytest.fixture
 def publish(tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Publish:
-    """Publish a network, as if it were a run's; the exit code."""
-    # Random weights are no measure of what whole numbers may change.
+    """Publish a network as if it were a run's; returns the exit code."""
+    # The limits for int8 do not apply to random weights.
     monkeypatch.setattr(parity, "AGREEING", {})
     monkeypatch.setattr(parity, "AUROC_CHANGE", 2)
 
@@ -76,9 +76,9 @@ def test_the_first_bundle_goes_on_from_none(publish: Publish, shelf: Shelf, caps
     assert os.readlink(shelf.folder / "current") == manifest.version
     assert manifest.before is None
     assert [task.unchanged for task in manifest.tasks] == [False, False]
-    said = capsys.readouterr().out
-    assert said.startswith(f"{shelf.folder / manifest.version}: ")
-    assert "2 tasks (0 unchanged)" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{shelf.folder / manifest.version}: ")
+    assert "2 tasks (0 unchanged)" in printed
 
 
 @pytest.mark.parametrize("method", ["hat", "sup"])
@@ -145,7 +145,7 @@ def test_a_real_run_goes_on(
 
 @pytest.fixture
 def refused(publish: Publish, shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Publish what must be refused; why it was."""
+    """Publish a network that must be refused; returns the error message."""
 
     def do(network: Network, *options: str, decider: Decider | None = None) -> str:
         before, link = names(shelf), os.readlink(shelf.folder / "current")
@@ -178,12 +178,12 @@ def test_an_earlier_task_that_changed_by_a_bit_is_refused(
     assert publish(network) == 0
     version = current(shelf).version
     error = refused(altered(network, one_bit))
-    assert f"task 0: task0.bin is not what it was in version {version}" in error
+    assert f"task 0: task0.bin differs from version {version}" in error
     assert current(shelf).version == version
 
 
 def flip_a_sign(network: Network) -> None:
-    layer = next(module for module in network.body.modules() if isinstance(module, MaskedConv2d))
+    layer = next(module for module in network.body.modules() if isinstance(module, MaskedLayer))
     mask = layer.mask(0)
     place = tuple(int(number) for number in mask.nonzero()[0])
     layer.signs[place] = ~layer.signs[place]
@@ -195,17 +195,17 @@ def test_signs_that_changed_are_refused(
 ) -> None:
     """Also with a cascade, where answers cannot be compared to the bit."""
     chosen = Cascade(candidates=candidates, agreement=None, images=0)
-    monkeypatch.setattr(command, "choose_cascade", lambda *_: chosen)
+    monkeypatch.setattr(exporter, "choose_cascade", lambda *_: chosen)
     network = learned("sup", "convnet", SIZES)
     assert publish(network) == 0
     error = refused(altered(network, flip_a_sign))
-    assert "all tasks: shared.bin is not what it was in version" in error
+    assert "all tasks: shared.bin differs from version" in error
 
 
 def test_a_bundle_with_fewer_tasks_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
     network = learned("hat", "convnet", SIZES)
     assert publish(with_another_task(network)) == 0
-    assert "has tasks that the new bundle has not, or not in the same order" in refused(network)
+    assert "has tasks that the new bundle lacks or has in another order" in refused(network)
 
 
 def test_a_bundle_with_fewer_precisions_is_refused(publish: Publish, refused: Callable[..., str]) -> None:
@@ -214,7 +214,7 @@ def test_a_bundle_with_fewer_precisions_is_refused(publish: Publish, refused: Ca
     assert "has int8; the new bundle has fp32" in refused(with_another_task(network), "--precision", "fp32")
 
 
-def test_what_is_not_said_of_precisions_is_as_the_shelf_has_them(publish: Publish, shelf: Shelf) -> None:
+def test_precisions_default_to_those_of_the_shelf(publish: Publish, shelf: Shelf) -> None:
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     assert current(shelf).precisions == ("fp32",)
@@ -230,10 +230,10 @@ def test_scores_that_changed_are_refused(publish: Publish, refused: Callable[...
     grown = with_another_task(network)
     decider = decider_for(grown)
     first, *others = decider.rule.tasks
-    moved = TaskRule.fit(np.array(first.validation_scores) + 0.01, first.classes)
+    moved = TaskRule.fit(np.array(first.own_scores) + 0.01, first.classes)
     rule = decider.rule.model_copy(update={"tasks": (moved, *others)})
     error = refused(grown, decider=replace(decider, rule=rule))
-    assert "task 0: its validation scores are not those of version" in error
+    assert "task 0: its stored scores differ from those of version" in error
 
 
 def test_another_decision_is_refused_by_its_name(publish: Publish, refused: Callable[..., str]) -> None:
@@ -263,7 +263,7 @@ def test_large_bundles_are_compared_task_by_task(
     place = shelf.current()
     assert place is not None
     graph = onnx.load(place / "model.fp32.onnx", load_external_data=False).graph
-    # So that the new bundle is large, and the old one is not.
+    # The limit makes the new bundle large, but not the old one.
     monkeypatch.setattr(opened, "LARGE", sum(math.prod(tensor.dims) for tensor in graph.initializer) + 1)
     monkeypatch.setattr(opened, "whole_session", whole_session)
     assert publish(with_another_task(network)) == 0
@@ -275,7 +275,7 @@ def test_known_images_that_would_be_refused_are_a_refusal(publish: Publish, refu
     grown = with_another_task(network)
     decider = decider_for(grown)
     error = refused(grown, decider=replace(decider, rule=decider.rule.model_copy(update={"alpha": 0.9})))
-    assert "known images would be refused as unknown; allowed 0" in error
+    assert "known images would be called unknown; allowed: 0" in error
 
 
 def test_a_current_bundle_that_cannot_be_read_is_not_forgotten(
@@ -291,7 +291,7 @@ def test_a_current_bundle_that_cannot_be_read_is_not_forgotten(
     assert "task1.fp32.bin: corrupt" in refused(with_another_task(network))
     part.write_bytes(content)
     (place / "rule.json").unlink()
-    assert "what is current cannot be compared with" in refused(with_another_task(network))
+    assert "the current bundle cannot be compared with" in refused(with_another_task(network))
 
 
 def test_a_failed_verification_publishes_nothing(
@@ -304,10 +304,10 @@ def test_a_failed_verification_publishes_nothing(
 
 
 def test_with_a_cascade_a_task_is_still_added(publish: Publish, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task may then see an image less often than before; its weights stay."""
+    """With a cascade a task may see an image in fewer rotations than before; its weights stay the same."""
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
-    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
+    monkeypatch.setattr(exporter, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
     assert publish(with_another_task(network)) == 0
     manifest = current(shelf)
     assert manifest.cascade.candidates == 1
@@ -318,8 +318,8 @@ def test_with_a_cascade_a_task_is_still_added(publish: Publish, shelf: Shelf, mo
 def test_a_cascade_may_lose_one_known_image_in_a_thousand(
     candidates: int | None, lost: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as may be answered otherwise than by the full evaluation; without a cascade, none."""
-    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=candidates, agreement=None, images=0))
+    """As many answers may change as a cascade may change against the full evaluation; without a cascade, none."""
+    monkeypatch.setattr(exporter, "choose_cascade", lambda *_: Cascade(candidates=candidates, agreement=None, images=0))
     network = learned("hat", "convnet", SIZES)
     bundles = []
     for number, step in enumerate((network, with_another_task(network))):
@@ -328,11 +328,11 @@ def test_a_cascade_may_lose_one_known_image_in_a_thousand(
         bundles.append(load_bundle(tmp_path / f"bundle{number}"))
     evidence = evidence_for(network, 1000)
     few, many = np.ones(8, bool), np.ones(1000, bool)
-    said = iter([few, few, many, np.arange(1000) >= lost])
-    monkeypatch.setattr(publishing, "decide", lambda *_: SimpleNamespace(known=next(said)))
+    verdicts = iter([few, few, many, np.arange(1000) >= lost])
+    monkeypatch.setattr(publishing, "decide", lambda *_: SimpleNamespace(known=next(verdicts)))
     if not refused:
         check_remembers(*bundles, evidence)
         return
     allowed = 0 if candidates is None else 1
-    with pytest.raises(PublishError, match=f"{lost} of 1000 known images would be .*; allowed {allowed}"):
+    with pytest.raises(PublishError, match=f"{lost} of 1000 known images would be .*; allowed: {allowed}"):
         check_remembers(*bundles, evidence)

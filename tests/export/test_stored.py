@@ -1,4 +1,4 @@
-"""What lies in which file of a bundle: live channels only, bits as bits, whole numbers that fit, and nothing twice."""
+"""Files of a bundle: only live channels, masks as bits, integers of the smallest type, and no duplicates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.reference import ReferenceEvaluator
 from torch import nn
 
-from export.bake import BakedTask, bake_task
-from export.graph import GraphPlan, write_graph
-from export.opened import whole_session
+from export.graph.assemble import GraphPlan, write_graph
+from export.graph.baked_task import BakedTask, bake_task
+from export.graph.session import whole_session
+from models.masks.supermask import MaskedLayer
+from models.masks.task_norm import TaskNorm
 from models.network import Network
-from models.task_norm import TaskNorm
-from models.weight_mask import MaskedConv2d, MaskedLinear
-from serving.layout import graph_name, part_name
+from serving.bundle.layout import graph_name, part_name
 from tests.export.conftest import Graphs
 from tests.export.networks import decider_for, image_spec, learned, written
+from tests.helpers import unit_masks
 
 
 @pytest.mark.parametrize("candidates", [None, 1])
@@ -46,7 +47,7 @@ def test_weights_lie_in_the_files_of_their_owners(
     owners = {location.split(".")[0] for location in outside.values()}
     assert owners == {"task0", "task1", "task2"} | ({"shared"} if method == "sup" else set())
     assert {path.name for path in folder.iterdir()} == {graph_name(precision), *outside.values()}
-    # What is left in the graph is shapes, indices and the numbers of the decision.
+    # The graph itself contains only shapes, indices and the constants of the decision.
     inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer if not uses_external_data(tensor))
     assert inline < 3000
 
@@ -96,12 +97,10 @@ def stored_values(model: onnx.ModelProto) -> dict[str, NDArray[np.generic]]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "fp16"])
-def test_signs_are_stored_once_and_masks_once_a_task_as_bits(precision: str, graphs: Graphs) -> None:
+def test_signs_are_stored_once_and_masks_once_per_task_as_bits(precision: str, graphs: Graphs) -> None:
     network = learned("sup", "resnet18")
-    # The projection that only learning needs is not exported.
-    layers = [
-        module for part in network.body for module in part.modules() if isinstance(module, MaskedConv2d | MaskedLinear)
-    ]
+    # The projection is only used in training and is not exported.
+    layers = [module for part in network.body for module in part.modules() if isinstance(module, MaskedLayer)]
     stored = stored_values(graphs.model("sup", "resnet18", precision))
     packed = {name: values for name, values in stored.items() if name.endswith("/packed")}
     tasks = len(network.heads)
@@ -114,7 +113,7 @@ def test_signs_are_stored_once_and_masks_once_a_task_as_bits(precision: str, gra
 
 
 def value_of(model: onnx.ModelProto, name: str) -> NDArray[np.floating]:
-    """What a node on constants gives, worked out by the reference implementation."""
+    """The output of a node on constants, computed by the reference implementation."""
     alone = onnx.ModelProto()
     alone.CopyFrom(model)
     del alone.graph.node[:], alone.graph.output[:], alone.graph.input[:]
@@ -135,7 +134,7 @@ def convolutions_of(network: Network, task: int) -> list[nn.Conv2d]:
 
 
 @pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
-def test_ternary_weights_lose_nothing_in_whole_numbers(backbone: str, graphs: Graphs) -> None:
+def test_ternary_weights_are_exact_in_int8(backbone: str, graphs: Graphs) -> None:
     network = learned("sup", backbone)
     model = graphs.model("sup", backbone, "int8")
     convolutions = [node for node in model.graph.node if node.op_type == "Conv" and node.name.startswith("task1/body/")]
@@ -164,14 +163,14 @@ def test_a_bias_that_dwarfs_its_weights_fits_in_32_bits(method: str, tmp_path: P
     network = copy.deepcopy(learned(method, "convnet"))
     layers = [layer for layer in network.task_layers() if isinstance(layer, TaskNorm)]
     norm = layers[1].of(1)
-    first = int(layers[1].wires.after.live(1)[0])
+    first = int(layers[1].connection.after.live(1)[0])
     with torch.no_grad():
         if norm.affine:
             norm.weight[first], norm.bias[first] = 1e-7, 2.0
         else:
             assert norm.running_mean is not None
             norm.running_mean[first] = -1e9
-    # Both, since what they have in common is written once.
+    # Both precisions, since shared data is written once.
     for precision in ("fp32", "int8"):
         written(tmp_path, network, precision)
     whole_session(tmp_path, "int8")
@@ -196,7 +195,7 @@ def test_heads_distances_and_linear_layers_stay_floating_point(graphs: Graphs) -
 def test_gates_leave_only_live_channels_in_the_graph(graphs: Graphs) -> None:
     network = learned("hat", "convnet")
     stored = stored_values(graphs.model("hat", "convnet"))
-    first, second = network.unit_masks()[:2]
+    first, second = unit_masks(network)[:2]
     for task in range(len(network.heads)):
         assert stored[f"task{task}/body/1/0/weight"].shape[:2] == (len(second.live(task)), len(first.live(task)))
 

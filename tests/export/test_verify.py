@@ -1,4 +1,4 @@
-"""A graph that does not say what the network says becomes no bundle, and a bundle that changed is noticed."""
+"""A graph whose outputs differ from the network's is not exported, and a changed bundle is detected."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export import __main__ as command
-from export import opened
-from export import verify as parity
+from export import exporter
 from export.__main__ import main
-from export.cascade import rotated_outputs, seen_again
-from export.graph import GraphPlan, write_graph
-from export.opened import Question, Whole, run_graph, whole_session
-from export.verify import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
+from export.checks import parity
+from export.checks.parity import ALLOWED, BATCHES, ParityError, synthetic_images, verify, verify_precision
+from export.graph import session as opened
+from export.graph.assemble import GraphPlan, write_graph
+from export.graph.cascade import rotated_outputs, seen_again
+from export.graph.session import GraphQuery, WholeGraph, run_graph, whole_session
+from export.verify import main as verify_command
 from models.network import Network
-from serving.bundle import FORMAT, Cascade, ImageSpec, load_bundle
-from serving.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
-from serving.layout import GOLDEN, graph_name
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
+from serving.bundle.layout import GOLDEN, graph_name
+from serving.bundle.manifest import FORMAT, Cascade, ImageSpec, load_bundle
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC
@@ -40,7 +41,7 @@ OFF = Cascade(candidates=None, agreement=None, images=0)
 
 
 def changed(network: Network, name: str, by: float) -> Network:
-    """Another network: one tensor of this one is larger by a number."""
+    """A copy of the network with a number added to one tensor."""
     other = copy.deepcopy(network)
     with torch.no_grad():
         other.state_dict(keep_vars=True)[name].add_(by)
@@ -48,8 +49,8 @@ def changed(network: Network, name: str, by: float) -> Network:
 
 
 def check(exported: Exported, network: Network | None = None) -> dict[str, float]:
-    said = Whole(exported.bundle.path, "fp32").ask([Question(PIXELS, size) for size in BATCHES])
-    answers = dict(zip(BATCHES, said, strict=True))
+    results = WholeGraph(exported.bundle.path, "fp32").run([GraphQuery(PIXELS, size) for size in BATCHES])
+    answers = dict(zip(BATCHES, results, strict=True))
     return verify(network or exported.run.network, exported.run.decider, PIXELS, answers, OFF)
 
 
@@ -74,8 +75,8 @@ def test_a_graph_of_this_network_passes_with_all_its_differences(exported: Expor
     [
         ("heads.0.bias", 0, "logits", 0.0001),
         ("heads.1.bias", 1, "logits", 0.0001),
-        ("detectors.1.deep.means", 1, "distances", 0.001),
-        ("detectors.1.tied.gain", 1, "features", 0.001),
+        ("detectors.1.scores.deep.means", 1, "distances", 0.001),
+        ("detectors.1.scores.mahalanobis.gain", 1, "features", 0.001),
     ],
 )
 def test_a_graph_of_another_network_is_refused_by_task_output_and_limit(
@@ -86,7 +87,7 @@ def test_a_graph_of_another_network_is_refused_by_task_output_and_limit(
         check(exported_hat, changed(exported_hat.run.network, tensor, 100.0))
 
 
-def test_a_network_that_says_nan_is_refused(exported_hat: Exported) -> None:
+def test_a_network_with_nan_outputs_is_refused(exported_hat: Exported) -> None:
     with pytest.raises(ParityError, match=r"task 1, logits, batch 1: .* is nan > 0.0001"):
         check(exported_hat, changed(exported_hat.run.network, "heads.1.bias", float("nan")))
 
@@ -102,7 +103,7 @@ def test_labels_that_differ_are_refused_even_if_every_difference_is_allowed(
             contrary.head(task).bias.neg_()
     with pytest.raises(
         ParityError,
-        match=r"batch 1: 9 of 9 labels differ between network and graph, the network's of task .*; allowed 0",
+        match=r"batch 1: 9 of 9 labels differ between network and graph, those of the network are of task .* 0$",
     ):
         check(exported_hat, contrary)
 
@@ -118,13 +119,13 @@ def test_synthetic_images_are_many_different_ones_and_the_same_each_time(mode: s
     assert (images[0].max(), images[1].min()) == (0, 255)
 
 
-# ---- the exporter writes nothing where one of them fails
+# ---- the exporter writes nothing if a check fails
 
 
 def tamper(
     patch: pytest.MonkeyPatch, precision: str, tensor: str, damage: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> None:
-    """Let one tensor of a graph be another as soon as it is written."""
+    """Change one tensor of a graph as soon as it is written."""
 
     def write(folder: Path, bake: Any, plan: GraphPlan) -> None:
         write_graph(folder, bake, plan)
@@ -139,11 +140,11 @@ def tamper(
             file.seek(int(place["offset"]))
             file.write(damage(values).astype(values.dtype).tobytes())
 
-    patch.setattr(command, "write_graph", write)
+    patch.setattr(exporter, "write_graph", write)
 
 
 def assert_nothing_is_written(arguments: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the exporter says instead."""
+    """The error that the exporter prints."""
     place.mkdir()
     assert main([*arguments, "--out", str(place / "bundle")]) == 2
     assert list(place.iterdir()) == []
@@ -153,7 +154,7 @@ def assert_nothing_is_written(arguments: list[str], place: Path, capsys: pytest.
     return error
 
 
-def test_wrong_weights_are_no_bundle(
+def test_wrong_weights_are_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tamper(monkeypatch, "fp32", "task1/body/1/0/weight", lambda weight: weight * 1.5)
@@ -170,7 +171,7 @@ def test_features_that_only_the_quarantine_reads_are_verified_too(
     assert error.startswith("error: task 1, features, batch 1: max |difference| / (1 + |value|) is ")
 
 
-def test_a_graph_that_says_nan_is_no_bundle(
+def test_a_graph_with_nan_outputs_is_not_written_as_a_bundle(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tamper(monkeypatch, "fp32", "task2/head/bias", lambda bias: bias * float("nan"))
@@ -184,43 +185,43 @@ def test_a_task_that_no_synthetic_image_makes_a_candidate_is_verified_all_the_sa
     large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = learned("hat", "convnet", (2,) * 8)
-    said = rotated_outputs(network, decider_for(network), synthetic_images(SPEC, command.VERIFIED_IMAGES))
-    never = int((~seen_again(said, 1, None).any(axis=0)).argmax())
-    assert not seen_again(said, 1, None)[:, never].any()
+    outputs = rotated_outputs(network, decider_for(network), synthetic_images(SPEC, exporter.VERIFIED_IMAGES))
+    never = int((~seen_again(outputs, 1, None).any(axis=0)).argmax())
+    assert not seen_again(outputs, 1, None)[:, never].any()
     folder = put_run(monkeypatch, tmp_path / "run", run_of(network))
-    monkeypatch.setattr(command, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
+    monkeypatch.setattr(exporter, "choose_cascade", lambda *_: Cascade(candidates=1, agreement=1.0, images=1000))
     if large:
         monkeypatch.setattr(opened, "LARGE", 1)
     assert main([str(folder), "--out", str(tmp_path / "bundle")]) == 0
     assert load_bundle(tmp_path / "bundle").manifest.verification["fp32"]["logits_difference_all_turned"] <= ALLOWED
     capsys.readouterr()
-    # Upright images are answered as ever; only the other three rotations are rubbish.
+    # Upright images are answered correctly; only the other three rotations are wrong.
     tamper(monkeypatch, "fp32", f"task{never}/head/weight", lambda weight: np.concatenate([weight[:1], weight[1:] + 9]))
     error = assert_nothing_is_written([str(folder)], tmp_path / "place", capsys)
     assert error.startswith(f"error: task {never}, logits, all turned: max |difference| / (1 + |value|) is ")
 
 
 def keep_otherwise(patch: pytest.MonkeyPatch, precision: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Let a precision's golden probabilities of the tasks be others than the graph gave."""
+    """Change a precision's golden task probabilities, so that they differ from the graph's."""
 
-    def keep(exporter: command.Exporter, name: str, answers: Any) -> None:
-        real(exporter, name, {**answers, "p_task": change(answers["p_task"])} if name == precision else answers)
+    def keep(self: exporter.Exporter, name: str, answers: Any) -> None:
+        real(self, name, {**answers, "p_task": change(answers["p_task"])} if name == precision else answers)
 
-    real = command.Exporter.keep
-    patch.setattr(command.Exporter, "keep", keep)
+    real = exporter.Exporter.keep
+    patch.setattr(exporter.Exporter, "keep", keep)
 
 
 @pytest.mark.parametrize("wrong", [np.inf, np.nan])
-def test_golden_answers_that_are_not_finite_are_no_bundle(
+def test_golden_answers_that_are_not_finite_are_refused(
     wrong: float, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parity, "AGREEING", {})
     keep_otherwise(monkeypatch, "fp16", lambda values: np.where(np.arange(len(values))[:, None] == 1, wrong, values))
     error = assert_nothing_is_written([str(run), "--precision", "fp16"], tmp_path / "place", capsys)
-    assert error == "error: fp16: p_task of the golden images are not all finite: no server would start\n"
+    assert error == "error: fp16: p_task of the golden images are not finite, so no server would start\n"
 
 
-def test_what_a_server_would_not_start_with_is_no_bundle(
+def test_a_bundle_that_a_server_would_not_accept_is_not_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_otherwise(monkeypatch, "fp32", lambda values: values + np.float32(0.1))
@@ -241,7 +242,7 @@ def test_a_failed_export_leaves_the_bundle_that_was_there(
     assert load_bundle(out).manifest.version == version
 
 
-def test_whole_numbers_that_change_answers_are_no_bundle(
+def test_an_int8_graph_that_changes_answers_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tamper(monkeypatch, "int8", "task0/head/weight", lambda weight: -3 * weight)
@@ -252,12 +253,12 @@ def test_whole_numbers_that_change_answers_are_no_bundle(
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
-def test_without_any_image_at_hand_a_coarser_precision_is_no_bundle(
+def test_a_coarser_precision_is_refused_without_validation_images(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = put_run(monkeypatch, tmp_path / "run", run_of(learned("hat", "convnet")))
     error = assert_nothing_is_written([str(folder), "--precision", precision], tmp_path / "place", capsys)
-    assert error == f"error: {precision}: no validation image is at hand to verify it by; --data says where they are\n"
+    assert error == f"error: {precision}: no validation image is at hand to verify it; give their place with --data\n"
 
 
 # ---- a coarser precision against fp32
@@ -266,12 +267,12 @@ def test_without_any_image_at_hand_a_coarser_precision_is_no_bundle(
 RULE = Rule(tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=2),) * 2)
 EVIDENCE = evidence_for(learned("hat", "convnet", (2, 2)), 200)
 ONE_TASK = replace(EVIDENCE, tasks=np.zeros(200, dtype=int))
-"""With the images of one task alone nothing can be ranked."""
+"""Images of a single task, for which no ranking can be measured."""
 
 
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, NDArray[Any]]:
-    """Of 200 images that are all known; every second one is the first task's and its class is clear."""
+    """Outputs for 200 known images; every second one belongs to the first task and has a clear class."""
     p_task = np.tile([[0.9, 0.1], [0.1, 0.9]], (100, 1)).astype(np.float32)
     within = np.tile([0.8, 0.2, 0.7, 0.3], (200, 1)).astype(np.float32)
     scores = np.tile([[0.0, 5.0], [5.0, 0.0]], (100, 1)).astype(np.float32)
@@ -301,19 +302,19 @@ def test_unknown_agreement_is_counted(outputs: dict[str, NDArray[Any]]) -> None:
         verify_precision("fp16", outputs, got, RULE, EVIDENCE)
 
 
-def test_a_ranking_that_cannot_be_measured_is_said_to_be_none(
+def test_a_ranking_that_cannot_be_measured_is_reported_as_missing(
     outputs: dict[str, NDArray[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = verify_precision("int8", outputs, outputs, RULE, ONE_TASK)
     assert result["tasks_with_auroc"] == 0
     assert "largest_task_auroc_change" not in result
-    said = "note: int8: the AUROC of no task is measured: it takes validation images of two tasks\n"
-    assert capsys.readouterr().err == said
+    note = "note: int8: no AUROC was measured: that takes validation images of two tasks\n"
+    assert capsys.readouterr().err == note
 
 
 def test_a_ranking_that_changes_is_refused_even_if_every_answer_stays(outputs: dict[str, NDArray[Any]]) -> None:
     got = {name: values.copy() for name, values in outputs.items()}
-    # Of the images of other tasks, some become more like the first task than its own; another task still knows them.
+    # Some images of other tasks get closer to the first task than its own images; another task still knows them.
     got["scores"][1:41:2, 0] = -9
     with pytest.raises(ParityError, match=r"int8: the AUROC of task 0 changes by -0\.\d+ from fp32; allowed 0\.01"):
         verify_precision("int8", outputs, got, RULE, EVIDENCE)
@@ -334,7 +335,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle in three precisions."""
     place, network = tmp_path_factory.mktemp("three"), learned("sup", "convnet")
     with pytest.MonkeyPatch.context() as patch:
-        # Random weights are no measure of what whole numbers may change.
+        # The limits for int8 do not apply to random weights.
         patch.setattr(parity, "AGREEING", {"label_agreement": 0.5})
         patch.setattr(parity, "AUROC_CHANGE", 0.5)
         folder = put_run(patch, place / "run", run_of(network), evidence_for(network))
@@ -356,8 +357,8 @@ def test_all_precisions_are_verified_and_recorded(three: Path) -> None:
 
 def test_golden_answers_are_each_precisions_own(three: Path) -> None:
     golden = load_bundle(three).golden
-    # Those of fp32 are the first that were verified.
-    verified = synthetic_images(SPEC, command.VERIFIED_IMAGES)
+    # The golden images of fp32 are the first of the verified images.
+    verified = synthetic_images(SPEC, exporter.VERIFIED_IMAGES)
     for precision, question in (("fp32", (verified, 7)), ("int8", (golden.pixels,)), ("fp16", (golden.pixels,))):
         got = run_graph(whole_session(three, precision), *question)
         np.testing.assert_array_equal(golden.outputs[precision]["logits"], got["logits"][: len(golden.pixels)])
@@ -365,9 +366,9 @@ def test_golden_answers_are_each_precisions_own(three: Path) -> None:
 
 
 def test_a_written_bundle_is_checked_again(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parity.main([str(three)]) == 0
-    said = capsys.readouterr().out
-    assert "18 checksums and 8 golden answers in fp32, int8, fp16 are right" in said
+    assert verify_command([str(three)]) == 0
+    printed = capsys.readouterr().out
+    assert "18 checksums and 8 golden answers in fp32, int8, fp16 are right" in printed
 
 
 @pytest.mark.parametrize("name", ["task1.int8.bin", "task0.bin", "shared.bin", "model.fp32.onnx", GOLDEN])
@@ -376,12 +377,12 @@ def test_one_wrong_bit_is_noticed(name: str, three: Path, tmp_path: Path, capsys
     content = bytearray((damaged / name).read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / name).write_bytes(bytes(content))
-    assert parity.main([str(damaged)]) == 2
+    assert verify_command([str(damaged)]) == 2
     assert f"{name}: corrupt: sha256" in capsys.readouterr().err
 
 
 def with_golden_moved(bundle: Path, folder: Path, name: str, by: float) -> Path:
-    """A copy of a bundle whose golden answers are larger by a number."""
+    """A copy of a bundle with a number added to its golden outputs."""
     damaged = Path(shutil.copytree(bundle, folder))
     with np.load(damaged / GOLDEN) as stored:
         arrays = dict(stored)
@@ -400,14 +401,14 @@ def test_half_precision_may_round_otherwise_on_another_machine(
     precision: str, by: float, right: bool, three: Path, tmp_path: Path
 ) -> None:
     moved = with_golden_moved(three, tmp_path / "bundle", f"{precision}.p_task", by)
-    assert parity.main([str(moved)]) == (0 if right else 2)
+    assert verify_command([str(moved)]) == (0 if right else 2)
 
 
 def test_golden_answers_that_the_graph_does_not_give_are_noticed(
     three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = with_golden_moved(three, tmp_path / "bundle", "int8.p_task", 0.1)
-    assert parity.main([str(damaged)]) == 2
+    assert verify_command([str(damaged)]) == 2
     error = capsys.readouterr().err
     assert "model.int8.onnx: p_task of the images in golden.npz" in error
     assert " was recorded; difference 0.1 > " in error
@@ -416,5 +417,5 @@ def test_golden_answers_that_the_graph_does_not_give_are_noticed(
 def test_a_newer_bundle_is_refused(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = Path(shutil.copytree(three, tmp_path / "bundle"))
     edit_manifest(newer, format=FORMAT + 1)
-    assert parity.main([str(newer)]) == 2
+    assert verify_command([str(newer)]) == 2
     assert f"format {FORMAT + 1}; this version reads format {FORMAT}" in capsys.readouterr().err

@@ -16,7 +16,7 @@ def test_each_rotation_is_scored_with_its_own_layer() -> None:
     torch.testing.assert_close(head.each_rotation(features), torch.stack(own))
 
 
-def test_a_live_part_says_the_same_on_the_features_that_are_left() -> None:
+def test_a_live_part_has_the_same_outputs_on_the_remaining_features() -> None:
     torch.manual_seed(0)
     head = RotationHead(features=5, classes=3)
     head.scale.fill_(3.0)
@@ -31,8 +31,8 @@ def test_a_live_part_says_the_same_on_the_features_that_are_left() -> None:
 
 def test_rotations_turn_pixels_by_quarter_circles_and_keep_images_together() -> None:
     images = torch.arange(8.0).view(2, 1, 2, 2)
-    turned = rotations(images)[:, 0].tolist()
-    assert turned == [
+    rotated = rotations(images)[:, 0].tolist()
+    assert rotated == [
         [[0, 1], [2, 3]],
         [[4, 5], [6, 7]],
         [[1, 3], [0, 2]],

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.network import Network, NetworkConfig
+from models.config import NetworkConfig
+from models.network import Network
 from tests.helpers import random_images, tiny_config, tiny_network
 
 
@@ -40,12 +41,12 @@ def test_the_papers_resnet_has_eleven_million_parameters() -> None:
 
 @pytest.mark.parametrize("backbone", ["convnet", "resnet18"])
 @pytest.mark.parametrize("method", ["hat", "sup"])
-def test_shapes_of_everything_a_network_says(method: str, backbone: str) -> None:
+def test_shapes_of_all_outputs_of_a_network(method: str, backbone: str) -> None:
     network = tiny_network(method, backbone)
     assert network.add_task(2) == 0
     assert network.add_task(3) == 1
     images = random_images(5, network.config.channels)
-    features = network.wires.after.channels
+    features = network.connection.after.channels
     assert network.features(images, 1).shape == (5, features)
     assert network.rotated_features(images, 1).shape == (4, 5, features)
     vectors = network.project(images, 1, sharpness=1.0 if method == "hat" else None)
@@ -83,7 +84,7 @@ def test_images_are_normalised_with_the_configured_mean_and_std() -> None:
 def test_all_of_a_network_follows_it_to_its_device(method: str, backbone: str) -> None:
     network = tiny_network(method, backbone).to("meta")
     network.add_task(2)
-    assert network.wires.before.taken.is_meta
+    assert network.connection.before.used.is_meta
     assert all(tensor.is_meta for tensor in network.state_dict().values())
     for layer in network.task_layers():
         assert all(parameter.is_meta and entries.is_meta for parameter, entries in layer.frozen())

@@ -1,4 +1,4 @@
-"""The property that all the rest is for: learning a task changes no bit of what earlier tasks say."""
+"""Learning a task changes no bit of the outputs of earlier tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.gated import GatedConv2d, GatedLinear
+from models.masks.hat import GatedLayer, UnitMask
+from models.masks.step_hooks import Protection
+from models.masks.supermask import MaskedLayer
+from models.masks.task_layer import Connection, Selection
 from models.network import Network
-from models.weight_mask import MaskedConv2d, MaskedLinear
 from tests.helpers import (
     FEATURES,
     MakeOptimizer,
@@ -18,8 +20,7 @@ from tests.helpers import (
     tiny_network,
     tiny_task,
 )
-from training.optimizers import Lars
-from training.protection import Protection
+from training.learn.optimizers import Lars
 
 TASKS = 3
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -36,22 +37,20 @@ BACKBONES = {
 
 
 @torch.no_grad()
-def all_said(network: Network, images: Tensor) -> list[dict[str, Tensor]]:
-    """Every ingredient of every decision, and what the task remembers."""
+def all_outputs(network: Network, images: Tensor) -> list[dict[str, Tensor]]:
+    """The logits and all measurements of every task, and its memory."""
     network.eval()
     tasks = range(len(network.heads))
-    return [{**network.said(images, task), **_memories(network, task)} for task in tasks]
+    return [{**network.measure(images, task), **_memories(network, task)} for task in tasks]
 
 
 def _memories(network: Network, task: int) -> dict[str, Tensor]:
     detector = network.detector(task)
-    return {"memory": detector.memory.clone(), "turned": detector.turned.clone()}
+    return {name: value.clone() for name, value in detector.named_buffers()}
 
 
 def shared_weights(network: Network) -> list[Tensor]:
-    return [
-        layer.weight.detach().clone() for layer in network.modules() if isinstance(layer, GatedConv2d | GatedLinear)
-    ]
+    return [layer.weight.detach().clone() for layer in network.modules() if isinstance(layer, GatedLayer)]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -62,32 +61,31 @@ def test_old_outputs_are_bit_identical_after_every_new_task(method: str, backbon
     channels = network.config.channels
     images = random_images(6, channels, seed=99)
     remembered: list[dict[str, Tensor]] = []
-    telling: list[bool] = []
+    informative: list[bool] = []
     for number in range(TASKS):
         weights = shared_weights(network)
         learn_task(network, tiny_task(channels, seed=number), OPTIMIZERS[optimizer])
-        said = all_said(network, images)
-        for now, before in zip(said, remembered, strict=False):
+        outputs = all_outputs(network, images)
+        for now, before in zip(outputs, remembered, strict=False):
             assert_same_tensors(now, before)
-        # Not vacuous: answers depend on the image, and learning a task moved what all tasks share.
-        # (So small a network may lose its last live unit to a task; then that task says the same of every image.)
-        telling.append(any(said[number][name].std(dim=1).max() > 0 for name in ("logits", "shallow")))
+        # Not vacuous: outputs depend on the image, and learning a task changed the shared weights.
+        # (In so small a network, a task may have no live unit left; then its outputs are the same for every image.)
+        informative.append(any(outputs[number][name].std(dim=1).max() > 0 for name in ("logits", "shallow")))
         if method == "hat":
             changed = [not torch.equal(a, b) for a, b in zip(weights, shared_weights(network), strict=True)]
-            # A tensor may stand still where finished tasks have taken all of it.
+            # A tensor stays the same if finished tasks use all of it.
             assert sum(changed) > len(changed) / 2
-        remembered = said
-    assert sum(telling) >= TASKS - 1
+        remembered = outputs
+    assert sum(informative) >= TASKS - 1
 
 
 def test_supermasks_of_different_tasks_differ() -> None:
     network = tiny_network("sup", "resnet18")
     for number in range(2):
         learn_task(network, tiny_task(3, seed=number))
-    layers = [layer for layer in network.modules() if isinstance(layer, MaskedConv2d | MaskedLinear)]
-    sparse = [layer for layer in layers if layer.density < 1]
-    assert sparse
-    assert not any(torch.equal(layer.mask(0), layer.mask(1)) for layer in sparse)
+    layers = [layer for layer in network.modules() if isinstance(layer, MaskedLayer)]
+    assert layers
+    assert not any(torch.equal(layer.mask(0), layer.mask(1)) for layer in layers)
 
 
 @pytest.fixture
@@ -97,7 +95,7 @@ def protected() -> tuple[Protection, list[tuple[nn.Parameter, Tensor]]]:
     learn_task(network, tiny_task(1))
     frozen = [pair for layer in network.task_layers() for pair in layer.frozen()]
     assert 0 < sum(int(mask.sum()) for _, mask in frozen) < sum(mask.numel() for _, mask in frozen)
-    return Protection(network), frozen
+    return Protection(network.task_layers()), frozen
 
 
 def test_restore_puts_back_what_is_frozen_and_nothing_else(
@@ -108,18 +106,32 @@ def test_restore_puts_back_what_is_frozen_and_nothing_else(
     with torch.no_grad():
         for parameter, _ in frozen:
             parameter.add_(1)
-    protection.restore()
+    protection.after_step()
     for (parameter, mask), value in zip(frozen, before, strict=True):
         assert torch.equal(parameter, torch.where(mask, value, value + 1))
 
 
-def test_masked_gradients_are_zero_where_frozen_and_untouched_elsewhere(
-    protected: tuple[Protection, list[tuple[nn.Parameter, Tensor]]],
-) -> None:
-    protection, frozen = protected
-    for parameter, _ in frozen:
-        parameter.grad = torch.ones_like(parameter)
-    protection.mask_gradients()
-    for parameter, mask in frozen:
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, (~mask).float())
+def test_steps_of_the_free_weights_in_a_nearly_full_layer_are_as_long_as_in_an_empty_one() -> None:
+    """A trust ratio from the free weights' gradient alone would make them 70 times as long here."""
+    before, after = (UnitMask(100, Selection()) for _ in range(2))
+    layer = GatedLayer(Connection(before, after), bias=False)
+    start = layer.weight.detach().clone()
+    gradient = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
+    steps = []
+    for used in (0, 99):
+        with torch.no_grad():
+            layer.weight.copy_(start)
+        for units in (before, after):
+            units.used = torch.arange(100) < used
+        protection, optimizer = Protection([layer]), Lars([layer.weight], lr=0.1)
+        for _ in range(3):
+            layer.weight.grad = gradient.clone()
+            protection.before_step()
+            optimizer.step()
+            protection.after_step()
+        steps.append(layer.weight.detach() - start)
+    empty, full = steps
+    free = torch.ones(100, 100, dtype=torch.bool)
+    free[:99, :99] = False
+    torch.testing.assert_close(full[free], empty[free], rtol=1e-3, atol=0)
+    assert torch.equal(full[~free], torch.zeros(99 * 99))

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.runtime import Model
+from serving.bundle.model import Model
 from tests.helpers_serving import Server, serving, write_bundle
 
 

@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.answer import Question, answer_image, describe
+from serving.bundle.model import Model
 from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries, ServiceError, _file
 from serving.errors import BusyError
-from serving.runtime import Model
-from serving.schemas import Answer, error_answer
+from serving.http.schemas import Answer, error_answer
+from serving.inference.answers import PredictionOptions, answer_image, describe
 from tests.helpers_serving import COLOURS, GREY, ROOT, Server, free_port, image_bytes, saved, serving
 
 RED, BLUE, GREY_IMAGE = image_bytes(), image_bytes(COLOURS["blue"]), image_bytes(GREY)
@@ -34,7 +34,7 @@ QUICK = Retries(attempts=4, first=0.01)
 
 
 def expected(model: Model, content: bytes, **question: Any) -> Answer:
-    return answer_image(model, content, Question.ask(model, **question))
+    return answer_image(model, content, PredictionOptions.for_model(model, **question))
 
 
 def test_an_image_may_be_bytes_a_path_or_an_image_in_memory(server: Server, model: Model, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_refusal_is_a_typed_error(server: Server) -> None:
     assert str(error) == error.message
 
 
-def test_of_several_images_a_bad_one_spoils_only_its_own_place(server: Server, model: Model) -> None:
+def test_an_invalid_image_is_an_error_in_its_own_slot_only(server: Server, model: Model) -> None:
     with Client(server.url) as client:
         first, bad, last = client.predict_many([RED, b"junk", GREY_IMAGE], request_id="mine-2")
         assert client.predict_many([]) == []
@@ -103,15 +103,15 @@ def test_of_several_images_a_bad_one_spoils_only_its_own_place(server: Server, m
 
 def test_model_and_readiness(server: Server, model: Model) -> None:
     with Client(server.url) as client:
-        said = client.model()
+        description = client.model()
         assert client.ready()
-    assert said == describe(model, max_batch=said.max_batch)
+    assert description == describe(model, max_batch=description.max_batch)
 
 
 def test_the_same_for_asyncio(server: Server, model: Model) -> None:
     async def ask() -> None:
         async with AsyncClient(server.url) as client:
-            one, many, said, ready = await asyncio.gather(
+            one, many, description, ready = await asyncio.gather(
                 client.predict(RED, top=1), client.predict_many([BLUE, b""]), client.model(), client.ready()
             )
             assert await client.predict_many([]) == []
@@ -120,7 +120,7 @@ def test_the_same_for_asyncio(server: Server, model: Model) -> None:
         assert one == expected(model, RED, top=1)
         assert many[0] == expected(model, BLUE)
         assert isinstance(many[1], ServiceError)
-        assert (said.name, ready) == ("tiny", True)
+        assert (description.name, ready) == ("tiny", True)
 
     asyncio.run(ask())
 
@@ -167,7 +167,7 @@ def test_a_client_needs_nothing_of_the_server() -> None:
 
 @dataclass
 class Scene:
-    """Answers in the order in which they are given, and the requests that came; the last answer is for all others."""
+    """Prepared responses in order, and the requests received; the last response is repeated."""
 
     answers: list[tuple[int, dict[str, str], bytes]]
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -179,7 +179,7 @@ class Scene:
 
 @contextlib.contextmanager
 def acting(scene: Scene) -> Iterator[str]:
-    """A server that plays a scene; its address."""
+    """Run a server that plays a scene; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -237,7 +237,7 @@ Ask = Callable[..., Any]
 
 @FLAVOURS
 @pytest.mark.parametrize("status", [503, 429])
-def test_who_is_sent_away_comes_back_with_the_same_request(ask: Ask, status: int, model: Model, good: bytes) -> None:
+def test_a_busy_response_is_retried_with_the_same_request(ask: Ask, status: int, model: Model, good: bytes) -> None:
     busy = (status, {"retry-after": "0"}, BUSY)
     scene = Scene([busy, busy, (200, {}, good)])
     with acting(scene) as url:
@@ -265,7 +265,7 @@ def test_several_images_are_sent_again_too(good: bytes, model: Model) -> None:
 
 
 @FLAVOURS
-def test_patience_ends(ask: Ask) -> None:
+def test_retries_end(ask: Ask) -> None:
     scene = Scene([(503, {"retry-after": "0"}, BUSY)])
     with acting(scene) as url, pytest.raises(ServiceError) as caught:
         ask(url)
@@ -286,21 +286,21 @@ def test_what_would_fail_again_is_not_sent_again(status: int) -> None:
     ("status", "answer"),
     [(200, b"<html>"), (200, b"{}"), (502, b"<html>"), (500, b'{"error": {"code": "x"}}'), (200, b"\xff")],
 )
-def test_what_cannot_be_read_is_said_so(status: int, answer: bytes) -> None:
+def test_an_unreadable_response_is_a_service_error(status: int, answer: bytes) -> None:
     with acting(Scene([(status, {}, answer)])) as url, pytest.raises(ServiceError) as caught:
         one_sync(url)
     assert (caught.value.code, caught.value.status) == (UNREADABLE, status)
 
 
-def test_a_newer_server_may_say_more(good: bytes, model: Model) -> None:
-    said = json.loads(good)
-    said["more"] = said["model"]["more"] = said["tasks"][0]["more"] = 1
-    with acting(Scene([(200, {}, json.dumps(said).encode())])) as url:
+def test_unknown_fields_of_a_newer_server_are_ignored(good: bytes, model: Model) -> None:
+    answer = json.loads(good)
+    answer["more"] = answer["model"]["more"] = answer["tasks"][0]["more"] = 1
+    with acting(Scene([(200, {}, json.dumps(answer).encode())])) as url:
         assert one_sync(url) == expected(model, RED)
 
 
 @FLAVOURS
-def test_nobody_there(ask: Ask) -> None:
+def test_an_unreachable_server_is_a_service_error(ask: Ask) -> None:
     with pytest.raises(ServiceError) as caught:
         ask(f"http://127.0.0.1:{free_port()}")
     error = caught.value
@@ -309,7 +309,7 @@ def test_nobody_there(ask: Ask) -> None:
     assert isinstance(error.__cause__, httpx.ConnectError)
 
 
-def test_nobody_there_is_not_ready() -> None:
+def test_an_unreachable_server_is_not_ready() -> None:
     with Client(f"http://127.0.0.1:{free_port()}") as client:
         assert not client.ready()
 

@@ -32,7 +32,7 @@ def test_no_server_outlives_it(tmp_path: Path) -> None:
     eventually(lambda: not taken(port))
 
 
-def test_a_port_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_port_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([str(tmp_path), "--port", "70000"])
     assert stopped.value.code == 2

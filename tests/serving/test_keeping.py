@@ -1,4 +1,4 @@
-"""A server that keeps what it does not know, over real HTTP."""
+"""A server that keeps unknown images, over real HTTP."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ UNKNOWN = [image_bytes(GREY), image_bytes((120, 130, 40), kind="JPEG"), image_by
 
 
 def test_unknowns_are_kept_as_they_were_sent_in_every_form(tmp_path: Path) -> None:
-    """Two workers, and an end right after the answers: what was accepted is written first."""
+    """Two workers that stop right after the answers: accepted images are written first."""
     url = f"sqlite:///{tmp_path}/quarantine.db"
     settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUARANTINE_URL": url}
     with serving(tmp_path / "home", write_bundle(tmp_path / "bundle"), settings=settings) as server:
         known = httpx.post(f"{server.url}/predict", content=image_bytes(COLOURS["red"]))
-        said = [
+        answers = [
             httpx.post(f"{server.url}/predict", content=UNKNOWN[0]).json(),
             httpx.post(f"{server.url}/predict", files={"image": UNKNOWN[1]}).json(),
             httpx.post(f"{server.url}/predict", json={"image": base64.b64encode(UNKNOWN[2]).decode()}).json(),
@@ -33,10 +33,10 @@ def test_unknowns_are_kept_as_they_were_sent_in_every_form(tmp_path: Path) -> No
     store = Store.open(url)
     items = eventually(store.items)
     assert sorted(store.image(item.id) for item in items) == sorted(UNKNOWN)
-    assert sorted(item.answer["p_value"] for item in items) == sorted(answer["p_value"] for answer in said)
+    assert sorted(item.answer["p_value"] for item in items) == sorted(answer["p_value"] for answer in answers)
     for item in items:
         assert (item.kind, item.state, item.copies) == ("unknown", "new", 1)
-        assert item.model_version == said[0]["model"]["version"]
+        assert item.model_version == answers[0]["model"]["version"]
         assert item.features.ndim == 1
         assert len(item.features) > 0
     store.close()

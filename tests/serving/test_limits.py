@@ -1,4 +1,4 @@
-"""A server with a key, room for one image and a short deadline; and how a server ends."""
+"""A server with an API key, a queue of one image and a short deadline; and how a server stops."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def post(server: Server, content: bytes = RED) -> httpx.Response:
 
 @contextlib.contextmanager
 def half_sent(server: Server, key: str = KEY) -> Iterator[socket.socket]:
-    """A request whose body is not complete: it is accepted, and read as far as it came."""
+    """Send a request with an incomplete body, which is accepted and read so far."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         headers = f"X-Api-Key: {key}\r\nContent-Length: {len(RED)}\r\nExpect: 100-continue\r\n\r\n"
         connection.sendall(f"POST /predict HTTP/1.1\r\nHost: x\r\n{headers}".encode())
-        # So speaks whoever is about to read the body.
+        # The server sends this when it starts to read the body.
         assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(RED[:10])
         yield connection
@@ -88,7 +88,7 @@ def test_a_full_queue_answers_503_at_once(strict: Server) -> None:
     large = image_bytes(size=(3000, 3000))
 
     def meet() -> tuple[httpx.Response, float] | None:
-        """What a small image gets, and when, while the large one has the only place; None if it came too late."""
+        """The response for a small image and its time while a large one fills the queue; None if it came too late."""
         first = other.submit(post, strict, content=large)
         eventually(lambda: first.done() or metric(strict, "openworld_queue_depth") == 1)
         started = time.monotonic()
@@ -108,20 +108,20 @@ def test_a_full_queue_answers_503_at_once(strict: Server) -> None:
     assert metric(strict, "openworld_rejected_total", reason="busy") == 1
 
 
-def test_a_body_that_does_not_come_keeps_nobody_out(strict: Server) -> None:
-    """There is room for one image, and it is for whoever has sent one."""
+def test_an_incomplete_body_does_not_block_others(strict: Server) -> None:
+    """The queue holds one image, and only a complete upload takes the place."""
     with half_sent(strict) as slow, half_sent(strict):
         assert metric(strict, "openworld_queue_depth") == 0
         assert post(strict).json()["label"] == "red"
         slow.sendall(RED[10:])
-        status, said = received(slow)
-        assert (status, said["label"]) == (200, "red")
+        status, answer = received(slow)
+        assert (status, answer["label"]) == (200, "red")
 
 
 def test_the_deadline_ends_a_request(strict: Server) -> None:
     with half_sent(strict) as connection:
-        status, said = received(connection)
-    assert (status, said["error"]["code"]) == (504, "deadline_exceeded")
+        status, answer = received(connection)
+    assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
     assert post(strict).json()["label"] == "red"
 
 
@@ -146,13 +146,13 @@ def test_sigterm_finishes_what_was_accepted_and_ends(bundle: Path, tmp_path: Pat
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: _refused(server))
         connection.sendall(RED[10:])
-        status, said = received(connection)
-        assert (status, said["label"]) == (200, "red")
+        status, answer = received(connection)
+        assert (status, answer["label"]) == (200, "red")
         assert server.process.wait(timeout=20) == 0
 
 
 def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_path: Path) -> None:
-    """Answers that fill all buffers on the way to it are never sent; the deadline ends the wait for that."""
+    """Answers that exceed all socket buffers cannot be sent; the deadline ends the wait."""
     with (
         serving(tmp_path / "home", bundle, settings={"OPENWORLD_DEADLINE": "0.5"}) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection,
@@ -160,7 +160,7 @@ def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_
         connection.setblocking(False)
         ask = b"GET /docs.json HTTP/1.1\r\nHost: x\r\n\r\n"
         with contextlib.suppress(BlockingIOError):
-            # Far more than a socket takes in, and few enough for a server that reads them all.
+            # More answers than the socket buffers hold, but few enough requests for the server to read them all.
             for _ in range(1000):
                 connection.send(ask)
         eventually(lambda: server.log.read_text().count("/docs.json") > 10)
@@ -171,7 +171,7 @@ def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_
 
 
 def _refused(server: Server) -> bool:
-    """Whether a new connection gets no answer: it is not accepted any more."""
+    """Whether a new connection gets no answer because the server no longer accepts it."""
     try:
         return httpx.get(f"{server.url}/livez", timeout=0.5).status_code != 200
     except httpx.TransportError:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
-from serving.metrics import exposition
+from serving.telemetry.metrics import exposition
 from tests.helpers_serving import COLOURS, GREY, Server, eventually, image_bytes, metric, serving
 
 KNOWN, UNKNOWN = 12, 4
@@ -24,7 +24,7 @@ def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     """Two workers that have answered some requests, each over a connection of its own."""
     settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUEUE": "5", "OPENWORLD_TRACING": "on"}
     with serving(tmp_path_factory.mktemp("home"), bundle, settings=settings) as running:
-        # A connection reaches either worker: both must be there before one is counted on.
+        # A connection may reach either worker, so both must be ready first.
         eventually(lambda: metric(running, "openworld_queue_limit") == 10)
         for number in range(KNOWN):
             colour = list(COLOURS.values())[number % 4]
@@ -38,7 +38,7 @@ def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 
 def settled(server: Server, expected: float, name: str, /, **labels: str) -> bool:
-    """Whatever worker is asked, the sum over both is the same once both have written it down."""
+    """Either worker returns the sum over both, once both have written their values."""
     eventually(lambda: metric(server, name, **labels) == expected)
     return all(metric(server, name, **labels) == expected for _ in range(4))
 
@@ -75,7 +75,7 @@ def test_unknown_paths_add_no_series(pair: Server) -> None:
     assert 'endpoint="/a"' not in text
 
 
-def test_what_is_served_is_told(pair: Server) -> None:
+def test_the_served_bundle_is_in_the_metrics(pair: Server) -> None:
     served = httpx.get(f"{pair.url}/model").json()
     labels = {"name": served["name"], "version": served["version"], "provider": served["provider"]}
     assert settled(pair, 1, "openworld_model_info", **labels)
@@ -101,21 +101,23 @@ def test_every_request_is_a_line_of_json(pair: Server) -> None:
 
 
 def test_predictions_are_traced_if_asked_for(pair: Server, client: httpx.Client) -> None:
-    """BentoML adds its own id where it has traced a request."""
-    traced = httpx.post(f"{pair.url}/predict", content=b"junk", headers={"x-request-id": "mine"})
-    assert "x-bentoml-request-id" in traced.headers
+    """The response names the trace, which a caller may have begun."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    begun = {"x-request-id": "mine", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    traced = httpx.post(f"{pair.url}/predict", content=b"junk", headers=begun)
+    assert traced.headers["x-trace-id"] == trace
     assert (traced.status_code, traced.json()["request_id"]) == (415, "mine")
-    assert "x-bentoml-request-id" not in client.post("/predict", content=b"junk").headers
+    assert "x-trace-id" not in client.post("/predict", content=b"junk", headers=begun).headers
 
 
-def test_a_worker_speaks_json(pair: Server) -> None:
-    said = [line["message"] for line in lines(pair) if line["logger"] == "bentoml.openworld"]
-    assert sum("on CPUExecutionProvider" in message for message in said) == 2
-    assert sum("batches are" in message for message in said) == 2
+def test_a_worker_logs_json(pair: Server) -> None:
+    messages = [line["message"] for line in lines(pair) if line["logger"] == "bentoml.openworld"]
+    assert sum("on CPUExecutionProvider" in message for message in messages) == 2
+    assert sum("batches are" in message for message in messages) == 2
 
 
 def test_a_dead_worker_is_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not even where no other worker takes its place, who would clean up after it."""
+    """Even if no new worker replaces it and cleans up its files."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))

@@ -1,16 +1,18 @@
-"""Which of a bundle's precisions runs: the fastest for the provider, unless somebody says."""
+"""Which of a bundle's precisions runs: the fastest on this machine, unless one is requested."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import httpx
 import pytest
 
-from serving.layout import BundleError
-from serving.preflight import check_in_child
-from serving.runtime import CPU, CUDA, FASTEST, Model, ProviderError
-from serving.settings import PRECISION_VARIABLE, Settings, SettingsError
+from serving.bundle import model as models
+from serving.bundle.errors import BundleError, ProviderError
+from serving.bundle.model import Model
+from serving.bundle.precisions import PRECISIONS
+from serving.host.preflight import check_in_child
 from tests.helpers_serving import serving, write_bundle
 
 
@@ -19,41 +21,75 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("both") / "bundle", precisions=("fp32", "int8"))
 
 
-@pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PRECISION_VARIABLE, raising=False)
+def take(monkeypatch: pytest.MonkeyPatch, milliseconds: dict[str, float]) -> None:
+    """Make a run take this long in each precision."""
+    monkeypatch.setattr(
+        models, "seconds_per_image", lambda timed: [milliseconds[model.precision] / 1000 for model in timed]
+    )
 
 
-def test_a_cpu_takes_int8_where_the_bundle_has_it(both: Path, bundle: Path) -> None:
-    assert Model.load(both, provider="cpu").precision == "int8"
-    assert Model.load(both, provider="cpu", precision="auto").precision == "int8"
+@pytest.mark.parametrize(
+    ("fp32", "int8", "chosen"), [(20.0, 9.0, "int8"), (1.0, 1.5, "fp32"), (1.0, 1.0, "fp32"), (1.0, 0.8, "fp32")]
+)
+def test_a_cpu_runs_int8_only_where_it_is_faster(
+    both: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fp32: float,
+    int8: float,
+    chosen: str,
+) -> None:
+    take(monkeypatch, {"fp32": fp32, "int8": int8})
+    with caplog.at_level(logging.INFO):
+        assert Model.load(both, provider="cpu").precision == chosen
+    expected = f"an image takes {fp32:.2f} ms in fp32, {int8:.2f} ms in int8 on this CPU: {chosen} is used"
+    assert [record.message for record in caplog.records if "an image takes" in record.message] == [expected]
+
+
+def test_the_faster_of_two_real_graphs_is_found(both: Path) -> None:
+    """Two models on one graph, of which one runs it a hundred times."""
+    fast = Model.load(both, provider="cpu", precision="fp32")
+
+    class Slow(Model):
+        def run(self, pixels, *, features=False):  # type: ignore[no-untyped-def]
+            for _ in range(99):
+                super().run(pixels, features=features)
+            return super().run(pixels, features=features)
+
+    slow = Slow(fast.bundle, "int8", Model.load(both, provider="cpu", precision="int8").session)
+    quick, late = models.seconds_per_image([fast, slow])
+    assert 0 < quick < late
+    assert Model.load(both, provider="cpu").precision in ("fp32", "int8")
+
+
+def test_nothing_is_timed_where_there_is_no_choice(
+    both: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(monkeypatch, {})
     assert Model.load(bundle, provider="cpu").precision == "fp32"
-
-
-def test_a_gpu_would_take_fp16_and_no_whole_numbers_before_fp32() -> None:
-    assert FASTEST[CUDA].index("fp16") < FASTEST[CUDA].index("fp32") < FASTEST[CUDA].index("int8")
-    assert FASTEST[CPU].index("int8") < FASTEST[CPU].index("fp32") < FASTEST[CPU].index("fp16")
-
-
-def test_the_environment_overrides_and_an_argument_overrides_it(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PRECISION_VARIABLE, "fp32")
-    assert Model.load(both, provider="cpu").precision == "fp32"
     assert Model.load(both, provider="cpu", precision="int8").precision == "int8"
+    half = write_bundle(tmp_path / "half", precisions=("fp32", "fp16"))
+    assert Model.load(half, provider="cpu").precision == "fp32"
+    alone = write_bundle(tmp_path / "alone", precisions=("fp16",))
+    assert Model.load(alone, provider="cpu").precision == "fp16"
 
 
-def test_a_precision_that_the_bundle_has_not_is_refused(both: Path) -> None:
-    with pytest.raises(BundleError, match=f"{both}: OPENWORLD_PRECISION is 'fp16'; the bundle has fp32, int8"):
+def test_a_gpu_would_run_fp16_and_int8_last() -> None:
+    assert sorted(PRECISIONS, key=lambda name: PRECISIONS[name].cuda_rank) == ["fp16", "fp32", "int8"]
+
+
+def test_a_precision_that_the_bundle_does_not_contain_is_refused(both: Path) -> None:
+    expected = f"{both}: precision is 'fp16'; allowed with this bundle: auto, fp32, int8"
+    with pytest.raises(BundleError, match=expected):
         Model.load(both, provider="cpu", precision="fp16")
 
 
-def test_a_precision_that_nobody_knows_is_refused(both: Path) -> None:
-    with pytest.raises(ProviderError, match="OPENWORLD_PRECISION is 'int4'; allowed: auto, fp32, int8, fp16"):
+def test_a_precision_that_does_not_exist_is_refused(both: Path) -> None:
+    with pytest.raises(ProviderError, match="precision is 'int4'; allowed: auto, fp32, int8, fp16"):
         Model.load(both, provider="cpu", precision="int4")
-    with pytest.raises(SettingsError, match="OPENWORLD_PRECISION is 'int4'; allowed: auto, fp32, int8, fp16"):
-        Settings.from_environment({PRECISION_VARIABLE: "int4"})
 
 
-def test_the_self_test_reads_the_golden_answers_of_its_precision(both: Path) -> None:
+def test_the_self_test_compares_with_the_golden_outputs_of_its_precision(both: Path) -> None:
     model = Model.load(both, provider="cpu", precision="int8")
     model.self_test()
     for values in model.bundle.golden.outputs["int8"].values():
@@ -63,14 +99,17 @@ def test_the_self_test_reads_the_golden_answers_of_its_precision(both: Path) -> 
     Model.load(both, provider="cpu", precision="fp32").self_test()
 
 
-def test_a_server_is_stopped_before_it_starts(both: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert check_in_child(Settings(provider="cpu", precision="fp16"), both) == 2
-    assert "the bundle has fp32, int8" in capfd.readouterr().err
+def test_a_server_is_stopped_before_it_starts(
+    both: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENWORLD_PRECISION", "fp16")
+    assert check_in_child(both) == 2
+    assert "allowed with this bundle: auto, fp32, int8" in capfd.readouterr().err
 
 
-def test_the_server_says_what_it_runs_in(both: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, both, settings={PRECISION_VARIABLE: "fp32", "OPENWORLD_ALPHA": "0.2"}) as server:
-        said = httpx.get(f"{server.url}/model").json()
-    assert (said["alpha"], said["expected_acceptance"]) == (0.2, 0.8)
-    assert (said["precision"], said["precisions"]) == ("fp32", ["fp32", "int8"])
-    assert said["cascade"] == {"candidates": None, "margin": None, "seen": None, "agreement": None, "images": 0}
+def test_the_server_reports_its_precision(both: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, both, settings={"OPENWORLD_PRECISION": "fp32", "OPENWORLD_ALPHA": "0.2"}) as server:
+        model = httpx.get(f"{server.url}/model").json()
+    assert (model["alpha"], model["expected_acceptance"]) == (0.2, 0.8)
+    assert (model["precision"], model["precisions"]) == ("fp32", ["fp32", "int8"])
+    assert model["cascade"] == {"candidates": None, "margin": None, "seen": None, "agreement": None, "images": 0}

@@ -25,18 +25,23 @@ def test_one_line_per_image_and_1_if_one_is_bad(
     bad.write_bytes(b"not an image")
     missing = tmp_path / "missing.png"
     assert main([str(bundle), *map(str, (good, bad, missing, foreign))]) == 1
-    said = lines(capsys)
-    assert [line["file"] for line in said] == [str(path) for path in (good, bad, missing, foreign)]
-    assert [line.get("label") for line in said] == ["red", None, None, "unknown"]
-    assert [line.get("error", {}).get("code") for line in said] == [None, "unsupported_image", "unreadable_file", None]
+    printed = lines(capsys)
+    assert [line["file"] for line in printed] == [str(path) for path in (good, bad, missing, foreign)]
+    assert [line.get("label") for line in printed] == ["red", None, None, "unknown"]
+    assert [line.get("error", {}).get("code") for line in printed] == [
+        None,
+        "unsupported_image",
+        "unreadable_file",
+        None,
+    ]
 
 
 def test_options_are_passed_on(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(image_bytes())
     assert main([str(bundle), str(path), "--task", "1", "--alpha", "0.5", "--top", "4"]) == 0
-    (said,) = lines(capsys)
-    assert (said["task"], said["alpha"], len(said["top"])) == (1, 0.5, 4)
+    (answer,) = lines(capsys)
+    assert (answer["task"], answer["alpha"], len(answer["top"])) == (1, 0.5, 4)
 
 
 def test_without_images_the_bundle_is_checked(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +50,7 @@ def test_without_images_the_bundle_is_checked(bundle: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("options", [[], ["--task", "7"]])
-def test_nothing_to_answer_with_is_2_and_one_line(
+def test_an_unusable_bundle_or_option_exits_with_2_and_a_one_line_error(
     bundle: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(bundle if options else tmp_path / "nothing"), "image.png", *options]) == 2

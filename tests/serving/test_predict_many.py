@@ -40,7 +40,7 @@ def test_answers_come_in_order_and_are_those_of_single_images(client: httpx.Clie
 
 
 @FORMS
-def test_a_bad_image_spoils_only_its_own_answer(client: httpx.Client, form: Any) -> None:
+def test_an_invalid_image_yields_an_error_in_its_own_slot_only(client: httpx.Client, form: Any) -> None:
     contents = [IMAGES[0], b"junk", b"", png_header(12_000, 12_000), IMAGES[1][:45], IMAGES[1]]
     answers = client.post("/predict_many", **form(contents)).json()["answers"]
     codes = [answer.get("error", {}).get("code") for answer in answers]
@@ -48,7 +48,7 @@ def test_a_bad_image_spoils_only_its_own_answer(client: httpx.Client, form: Any)
     assert [answer.get("label") for answer in answers] == ["red", None, None, None, None, "green"]
 
 
-def test_bad_base64_spoils_only_its_own_answer(client: httpx.Client) -> None:
+def test_invalid_base64_yields_an_error_in_its_own_slot_only(client: httpx.Client) -> None:
     body = {"images": ["????", base64.b64encode(IMAGES[2]).decode(), "http://127.0.0.1:9/x.png"]}
     answers = client.post("/predict_many", json=body).json()["answers"]
     assert [answer.get("label") for answer in answers] == [None, "blue", None]

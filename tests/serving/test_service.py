@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -10,15 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import bentoml
 import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
 from serving.__main__ import main as serve
-from serving.layout import RULE
+from serving.bundle.layout import RULE
+from serving.bundle.model import Model
+from serving.errors import ImageFormatError
+from serving.http.schemas import Answer, Answers
 from serving.predict import main
-from serving.runtime import Model
+from serving.service import OpenWorld
 from tests.helpers_serving import (
     COLOURS,
     GREY,
@@ -65,14 +71,14 @@ def test_ready_only_with_a_tested_model(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("content", [RED, NOISE, image_bytes(GREY, kind="JPEG")], ids=["red", "noise", "grey"])
-def test_every_body_form_says_what_the_command_says(
+def test_every_body_form_gets_the_answer_of_the_command(
     client: httpx.Client, bundle: Path, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "image"
     path.write_bytes(content)
     assert main([str(bundle), str(path)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    del said["file"]
+    answer = json.loads(capsys.readouterr().out)
+    del answer["file"]
     for body in (
         as_form(content),
         as_form(content, field="anything"),
@@ -85,13 +91,13 @@ def test_every_body_form_says_what_the_command_says(
     ):
         response = client.post("/predict", **body)
         assert response.status_code == 200, response.text
-        assert response.json() == said
+        assert response.json() == answer
 
 
 def test_query_parameters(client: httpx.Client) -> None:
-    said = client.post("/predict", params={"task": 1, "alpha": 0.2, "top": 4}, **as_raw(RED)).json()
-    assert (said["task"], said["p_task"], said["alpha"], len(said["top"])) == (1, 1.0, 0.2, 4)
-    assert (said["label"], said["known"], said["best_guess"]) == ("unknown", False, "yellow")
+    answer = client.post("/predict", params={"task": 1, "alpha": 0.2, "top": 4}, **as_raw(RED)).json()
+    assert (answer["task"], answer["p_task"], answer["alpha"], len(answer["top"])) == (1, 1.0, 0.2, 4)
+    assert (answer["label"], answer["known"], answer["best_guess"]) == ("unknown", False, "yellow")
 
 
 BAD: dict[str, tuple[Body, int, str]] = {
@@ -210,7 +216,7 @@ def test_a_50_mb_upload_gets_its_answer_too(client: httpx.Client) -> None:
     assert client.post("/predict", **as_raw(RED)).json()["label"] == "red"
 
 
-def test_a_client_that_hangs_up_harms_nobody(server: Server, client: httpx.Client) -> None:
+def test_a_client_that_disconnects_does_not_affect_others(server: Server, client: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
     assert client.post("/predict", **as_raw(RED)).json()["label"] == "red"
@@ -228,15 +234,15 @@ def test_many_at_once_each_get_their_own_answer(server: Server) -> None:
         assert all(threads.map(ask, range(200)))
 
 
-def test_model_says_what_is_served(client: httpx.Client, model: Model) -> None:
-    said = client.get("/model").json()
-    assert (said["name"], said["version"]) == ("tiny", model.manifest.version)
-    assert [task["labels"] for task in said["tasks"]] == [["red", "green"], ["blue", "yellow"]]
-    assert said["image"] == {"height": 8, "width": 8, "mode": "RGB"}
-    assert said["provider"] == model.provider
-    assert said["metrics"] == {"accuracy": 1.0}
-    assert said["threshold"] == pytest.approx(1.30103, abs=1e-5)
-    assert said["schema"] == 1
+def test_model_describes_the_served_bundle(client: httpx.Client, model: Model) -> None:
+    described = client.get("/model").json()
+    assert (described["name"], described["version"]) == ("tiny", model.manifest.version)
+    assert [task["labels"] for task in described["tasks"]] == [["red", "green"], ["blue", "yellow"]]
+    assert described["image"] == {"height": 8, "width": 8, "mode": "RGB"}
+    assert described["provider"] == model.provider
+    assert described["metrics"] == {"accuracy": 1.0}
+    assert described["threshold"] == pytest.approx(1.30103, abs=1e-5)
+    assert described["schema"] == 1
 
 
 def test_other_pages_still_work(client: httpx.Client) -> None:
@@ -245,7 +251,7 @@ def test_other_pages_still_work(client: httpx.Client) -> None:
     assert client.get("/healthz").status_code == 200
 
 
-def test_nothing_above_surprised_the_server(server: Server) -> None:
+def test_the_log_has_no_unexpected_error(server: Server) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
@@ -270,42 +276,104 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str 
 @pytest.mark.parametrize(
     ("name", "value"), [("OPENWORLD_QUEUE", "none"), ("OPENWORLD_PROVIDER", "cuda")], ids=["setting", "provider"]
 )
-def test_what_cannot_be_had_refuses_to_start(
+def test_an_unusable_setting_stops_the_start(
     tmp_path: Path, bundle: Path, name: str, value: str, target: str | None
 ) -> None:
     settings = {name: value, "CUDA_VISIBLE_DEVICES": ""}
-    said = refused(serve_command(free_port(), target=target), tmp_path, bundle, settings)
+    errors = refused(serve_command(free_port(), target=target), tmp_path, bundle, settings)
     expected = {"OPENWORLD_QUEUE": "OPENWORLD_QUEUE is 'none'", "OPENWORLD_PROVIDER": "CUDA does not work here"}
-    assert said[-1].startswith(expected[name])
+    assert errors[-1].startswith(expected[name])
 
 
 def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Path, client: httpx.Client) -> None:
-    with serving(tmp_path, bundle, target=SOURCE) as server, httpx.Client(base_url=server.url) as other:
+    """Its own client gets the same answers from it as any other."""
+    files = [tmp_path / f"{label}.png" for label in ("red", "blue")]
+    for file in files:
+        file.write_bytes(image_bytes(COLOURS[file.stem]))
+    with (
+        serving(tmp_path / "home", bundle, target=SOURCE) as server,
+        httpx.Client(base_url=server.url) as other,
+        bentoml.SyncHTTPClient(server.url) as own,
+    ):
         assert other.get("/model").json() == client.get("/model").json()
-        sent = {"content": image_bytes(), "headers": {"content-type": "image/png"}}
-        answers = [asked.post("/predict", **sent).json() for asked in (other, client)]
-        assert answers[0]["tasks"] == answers[1]["tasks"]
+        wanted = [client.post("/predict", **as_raw(file.read_bytes())).json() for file in files]
+        assert [other.post("/predict", **as_raw(file.read_bytes())).json() for file in files] == wanted
+        assert [own.predict(image=file) for file in files] == wanted
+        many = own.predict_many(images=files)["answers"]
+        assert [answer["label"] for answer in many] == ["red", "blue"]
+        (tmp_path / "junk.png").write_bytes(b"junk")
+        with pytest.raises(bentoml.exceptions.BentoMLException, match="not an image"):
+            own.predict(image=tmp_path / "junk.png")
+
+
+def test_the_service_answers_in_this_process_as_over_http(
+    tmp_path: Path, bundle: Path, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENWORLD_BUNDLE", str(bundle))
+    red, junk = tmp_path / "red.png", tmp_path / "junk.png"
+    red.write_bytes(RED)
+    junk.write_bytes(b"junk")
+    service = OpenWorld()
+
+    async def ask() -> tuple[Answer, Answers]:
+        with pytest.raises(ImageFormatError):
+            await service.predict(image=junk)
+        return await service.predict(image=red), await service.predict_many(images=[red, junk])
+
+    try:
+        one, many = asyncio.run(ask())
+    finally:
+        service.close()
+        # A server's engine changes the garbage collector's settings of this process.
+        gc.unfreeze()
+        gc.set_threshold(700, 10, 10)
+    assert one.model_dump(mode="json") == client.post("/predict", **as_raw(RED)).json()
+    files = {"files": [("images", ("red", RED)), ("images", ("junk", b"junk"))]}
+    assert many.model_dump(mode="json", exclude_none=True) == client.post("/predict_many", **files).json()
+
+
+def test_bentomls_own_parser_gets_no_body(client: httpx.Client, tmp_path: Path) -> None:
+    """BentoML's own parser would run the code in a pickled body, and fetch a URL in a form."""
+    proof = tmp_path / "proof"
+    bomb = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
+    for path in ("/predict", "/predict_many"):
+        response = client.post(path, **as_raw(bomb, "application/vnd.bentoml+pickle"))
+        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+        with socket.create_server(("127.0.0.1", 0)) as bait:
+            url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png"
+            for field in ("image", "images"):
+                response = client.post(path, files={field: (None, url)})
+                assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_request")
+            bait.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                bait.accept()
+    assert not proof.exists()
+    for path in ("/livez", "/schema.json", "/static_content/swagger-ui.css", "/static_content/../predict"):
+        assert client.post(path, **as_raw(bomb, "application/vnd.bentoml+pickle")).status_code in (404, 405, 415)
 
 
 def test_a_bundle_may_be_named_on_the_command_line(tmp_path: Path, bundle: Path) -> None:
-    """It goes before the one that the environment names; a shelf beside it is refused."""
+    """The argument takes precedence over the environment, before or after options; a shelf with it is refused."""
     missing = tmp_path / "missing"
     command = [*serve_command(free_port()), str(missing)]
     (line,) = refused(command, tmp_path, bundle)
+    assert line.startswith(f"{missing}: no such bundle directory")
+    *start, host, address, option, port = serve_command(free_port())
+    (line,) = refused([*start, host, address, str(missing), option, port], tmp_path, bundle)
     assert line.startswith(f"{missing}: no such bundle directory")
     (line,) = refused(command, tmp_path, None, {"OPENWORLD_BUNDLES": str(tmp_path)})
     assert "OPENWORLD_BUNDLES" in line
 
 
 @pytest.mark.parametrize("option", [("--host", "somewhere"), ("--port", "70000"), ("--port", "0"), ("--port", "x")])
-def test_an_address_that_is_none_is_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         serve(list(option))
     assert stopped.value.code == 2
     assert f"got '{option[1]}'; allowed: " in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path, bundle: Path, server: Server) -> None:
+def test_a_port_in_use_prints_a_one_line_error(tmp_path: Path, bundle: Path, server: Server) -> None:
     (line,) = refused(serve_command(server.port), tmp_path, bundle)
     assert line == (
         f"127.0.0.1:{server.port}: cannot listen there: Address already in use; "

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from serving.settings import HOME, Settings, SettingsError
+from serving.settings import HOME, Settings, SettingsError, WorkerSettings
 
 KEY, TOKEN = "0123456789abcdef", "a-token-of-its-own"
 
 
+def read(variables: dict[str, str]) -> Settings:
+    with patch.dict(os.environ, variables):
+        return Settings.from_environment()
+
+
 def test_without_variables_the_defaults_hold() -> None:
-    assert Settings.from_environment({}) == Settings()
+    assert read({}) == Settings()
     assert Settings().bundle == HOME / "runs/demo/bundle"
-    assert Settings.from_environment({"OPENWORLD_QUEUE": ""}).queue == Settings().queue
+    assert read({"OPENWORLD_QUEUE": ""}).queue == Settings().queue
 
 
 def test_every_setting_is_read(tmp_path: Path) -> None:
-    read = Settings.from_environment(
+    found = read(
         {
             "OPENWORLD_BUNDLE": str(tmp_path / "a/../b"),
             "OPENWORLD_PROVIDER": "cpu",
@@ -36,10 +43,11 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
             "OPENWORLD_ACCESS_LOG": "off",
             "OPENWORLD_TRACING": "on",
             "OPENWORLD_WINDOW": "14",
+            "OPENWORLD_SAMPLES": str(tmp_path / "s"),
             "OPENWORLD_ADMIN_TOKEN": TOKEN,
         }
     )
-    assert read == Settings(
+    assert found == Settings(
         bundle=tmp_path / "b",
         provider="cpu",
         precision="int8",
@@ -58,6 +66,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         access_log=False,
         tracing=True,
         window=14,
+        samples=tmp_path / "s",
         admin_token=TOKEN,
     )
 
@@ -77,11 +86,14 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         ("ALPHA", "nan", "a number between 0 and 1, such as 0.05"),
         ("LOG", "xml", "json, text"),
         ("ACCESS_LOG", "yes", "on, off"),
+        ("ACCESS_LOG", "true", "on, off"),
+        ("PRECISION", "int4", "auto, fp32, int8, fp16"),
+        ("BATCH", "1025", "a whole number from 1 to 1024"),
     ],
 )
 def test_what_cannot_be_used_is_refused(name: str, value: str, allowed: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        Settings.from_environment({f"OPENWORLD_{name}": value})
+        read({f"OPENWORLD_{name}": value})
     assert str(refused.value) == f"OPENWORLD_{name} is {value!r}; allowed: {allowed}"
 
 
@@ -89,20 +101,43 @@ def test_what_cannot_be_used_is_refused(name: str, value: str, allowed: str) -> 
 def test_a_key_may_come_from_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     file = {f"OPENWORLD_{name}_FILE": str(tmp_path / "key")}
-    assert getattr(Settings.from_environment(file), name.lower()) == KEY
+    assert getattr(read(file), name.lower()) == KEY
     with pytest.raises(SettingsError, match="both set"):
-        Settings.from_environment({**file, f"OPENWORLD_{name}": KEY})
+        read({**file, f"OPENWORLD_{name}": KEY})
     with pytest.raises(SettingsError, match=rf"OPENWORLD_{name}_FILE is .*No such file"):
-        Settings.from_environment({f"OPENWORLD_{name}_FILE": str(tmp_path / "none")})
+        read({f"OPENWORLD_{name}_FILE": str(tmp_path / "none")})
 
 
 def test_bundles_come_from_one_place(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("shelf")
-    # A link is not followed now: it may lead elsewhere later.
-    shelf = Settings.from_environment({"OPENWORLD_BUNDLES": str(tmp_path / "link")})
+    # The link is not resolved now, because it may change later.
+    shelf = read({"OPENWORLD_BUNDLES": str(tmp_path / "link")})
     assert shelf.bundles == tmp_path / "link"
     with pytest.raises(SettingsError, match="OPENWORLD_BUNDLE and OPENWORLD_BUNDLES are both set"):
-        Settings.from_environment({"OPENWORLD_BUNDLES": str(tmp_path), "OPENWORLD_BUNDLE": str(tmp_path)})
+        read({"OPENWORLD_BUNDLES": str(tmp_path), "OPENWORLD_BUNDLE": str(tmp_path)})
+
+
+def test_settings_that_code_constructs_do_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENWORLD_QUEUE", "5")
+    assert Settings.from_environment().queue == 5
+    assert Settings().queue == 128
+    assert Settings(window=3).queue == 128
+
+
+def test_samples_are_beside_the_bundle_or_on_the_shelf(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/bundle").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "here/bundle")
+    assert Settings(bundle=tmp_path / "link").samples_folder == tmp_path / "here/samples"
+    assert Settings(bundles=tmp_path / "shelf").samples_folder == tmp_path / "shelf/samples"
+    assert Settings(bundles=tmp_path / "shelf", samples=tmp_path / "mine").samples_folder == tmp_path / "mine"
+    assert Settings().samples_folder == HOME / "runs/demo/samples"
+
+
+def test_a_worker_finds_the_folder_of_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WorkerSettings.from_environment().group is None
+    monkeypatch.setenv("OPENWORLD_GROUP", str(tmp_path))
+    assert WorkerSettings.from_environment().group == tmp_path
 
 
 def test_bundles_can_be_swapped_where_somebody_can_ask_for_it() -> None:
@@ -115,6 +150,6 @@ def test_bundles_can_be_swapped_where_somebody_can_ask_for_it() -> None:
 @pytest.mark.parametrize("key", ["secret", "0123456789 abcdef", "0123456789abcdéf"])
 def test_a_key_is_never_shown(name: str, key: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        Settings.from_environment({f"OPENWORLD_{name}": key})
+        read({f"OPENWORLD_{name}": key})
     assert key not in str(refused.value)
     assert KEY not in repr(Settings(api_key=KEY, admin_token=KEY))

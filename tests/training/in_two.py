@@ -1,4 +1,4 @@
-"""What tests/training/test_together.py lets two processes do, started by torchrun's own launcher: `in_two.py FOLDER`.
+"""Two processes of tests/training/host/test_distributed.py, started by torchrun's own launcher: `in_two.py FOLDER`.
 
 They are forked from this process, so that the imports, which take longer than all that they do, are done once.
 """
@@ -18,13 +18,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from models.network import Network
 from tests.helpers import FEATURES, adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
-from training import fit, representation
-from training.augment import Augmentation
-from training.checkpoint import RunError
-from training.classifier import fit_calibration, fit_detectors
-from training.representation import learn_features
-from training.tasks import TaskData
-from training.together import after_the_first, joined, number
+from training import fit, plan
+from training.config import Augmentation
+from training.data.tasks import TaskData
+from training.host.distributed import main_process_first, process_group, rank
+from training.learn import features as representation
+from training.learn.features import learn_features
+from training.learn.head import fit_calibration, fit_detectors
+from training.store.checkpoint import RunError
 
 METHODS = ("hat", "sup")
 CASES = (
@@ -35,7 +36,7 @@ CASES = (
 )
 """Methods, backbones and losses; all with norms."""
 UNEVEN = 11
-"""Of the tiny preset's 12 images a task: the last batch is a single image, and one of two processes has none."""
+"""With 12 images per task in the tiny preset, the last batch is one image, and one of two processes gets none."""
 
 
 def learn_by_cross_entropy(network: Network, data: TaskData) -> None:
@@ -46,14 +47,14 @@ def learn_by_cross_entropy(network: Network, data: TaskData) -> None:
     network.finish(task)
     network.eval()
     fit_calibration(network, task, data.validation)
-    fit_detectors(network, task, data)
+    fit_detectors(network, task, data, Augmentation())
 
 
 def learned(method: str, backbone: str, kind: str) -> dict[str, Any]:
     """Two tasks on odd batches: every loss and gradient, the network, and how task 0 answers before and after."""
     gradients: list[Tensor] = []
     losses: list[Tensor] = []
-    real_add, real_loss = representation.add_up_gradients, representation._loss
+    real_add, real_loss = representation.sum_gradients, representation._loss
 
     def add(parameters: list[nn.Parameter]) -> None:
         real_add(parameters)
@@ -69,13 +70,13 @@ def learned(method: str, backbone: str, kind: str) -> dict[str, Any]:
     images = random_images(4, channels, seed=9)
     answers = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(representation, "add_up_gradients", add)
+        patch.setattr(representation, "sum_gradients", add)
         patch.setattr(representation, "_loss", loss)
         for task in range(2):
             torch.manual_seed(task)
             learn(network, tiny_task(channels, seed=task))
             with torch.no_grad():
-                answers.append(list(network.eval().said(images, 0).values()))
+                answers.append(list(network.eval().measure(images, 0).values()))
     return {
         "losses": [value.detach() for value in losses],
         "gradients": gradients,
@@ -91,12 +92,12 @@ def whole_run(folder: Path, method: str, *more: str) -> int:
 
 
 def in_turn(folder: Path) -> dict[str, Any]:
-    """What a process sees of the first one's slow work, and of a first one that cannot plan its run."""
+    """How a process waits for slow work of the first process, and how it ends if the first cannot plan its run."""
     fetched = folder / "fetched"
 
     def fetch() -> bool:
         was_there = fetched.exists()
-        if number() == 0:
+        if rank() == 0:
             time.sleep(0.3)
             fetched.touch()
         return was_there
@@ -104,23 +105,23 @@ def in_turn(folder: Path) -> dict[str, Any]:
     planned: list[int] = []
 
     def refuse(*_: Any) -> None:
-        planned.append(number())
+        planned.append(rank())
         raise RunError("no images")
 
-    was_there = after_the_first(fetch)
+    was_there = main_process_first(fetch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "make_plan", refuse)
+        patch.setattr(plan, "make_plan", refuse)
         code = fit.main([])
     return {"found it there": was_there, "code": code, "planned": planned}
 
 
 def in_each(folder: Path) -> int:
-    with joined():
-        torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{number()}.pt")
-        torch.save(in_turn(folder), folder / f"turn-{number()}.pt")
-        # The second process gets folders of its own, in which nothing must appear.
+    with process_group():
+        torch.save({case: learned(*case) for case in CASES}, folder / f"learned-{rank()}.pt")
+        torch.save(in_turn(folder), folder / f"turn-{rank()}.pt")
+        # The second process gets its own folders, in which no file may appear.
         for method in METHODS:
-            if code := whole_run(folder / f"{method}-{number()}", method):
+            if code := whole_run(folder / f"{method}-{rank()}", method):
                 return code
         return whole_run(folder / "begun", "hat", "--resume")
 

@@ -1,4 +1,4 @@
-"""New classes on top of a finished run, days later, from nothing but its checkpoint and their own images."""
+"""New classes are added to a finished run later, from its checkpoint and the new images alone."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import pytest
 import torch
 from PIL import Image
 
-from models.scores import DECISIONS
-from serving.decision import judge
+from models.detectors import decisions
+from serving.bundle.decision import judge
 from tests.helpers import assert_same_tensors, kill_at_save, run_tensors, tiny_source, use_tiny_preset
 from training import fit
-from training.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
-from training.datasets import SOURCES
-from training.decisions import Decider, all_said, make_decider
+from training.data.datasets import SOURCES
+from training.data.images import Source
 from training.evaluate import main as evaluate
-from training.evaluate import open_run
-from training.history import HISTORY
-from training.images import Source
+from training.learn.decisions import Decider, make_decider
+from training.learn.measurements import all_measurements
+from training.run import open_run
+from training.store.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
+from training.store.history import HISTORY
 
 FIRST, ADDED = "zero,one; two", "three,four"
 CPU = torch.device("cpu")
-UNCORRECTED = [name for name, decision in DECISIONS.items() if not decision.corrected]
+UNCORRECTED = [name for name, decision in decisions().items() if not decision.corrected]
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def first_run(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_run(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, taught everything at once."""
+    """The same run, with all tasks learned in one command."""
     folder = tmp_path_factory.mktemp(method) / "whole"
     with pytest.MonkeyPatch.context() as patch:
         use_tiny_preset(patch)
@@ -82,7 +83,7 @@ def assert_same_run(got: Path, wanted: Path) -> None:
     assert metrics(got) == metrics(wanted)
 
 
-def test_learning_in_two_sittings_ends_as_learning_in_one(copied: Path, whole_run: Path) -> None:
+def test_learning_in_two_sessions_equals_learning_in_one(copied: Path, whole_run: Path) -> None:
     assert run(copied, "--add-task", ADDED) == 0
     assert_same_run(copied, whole_run)
     assert [lesson.tasks for lesson in read_config(copied).lessons] == [
@@ -102,28 +103,30 @@ def test_several_tasks_may_come_at_once_or_one_by_one(copied: Path, first_run: P
 def test_earlier_tasks_answer_to_the_bit_as_before(copied: Path) -> None:
     before = open_run(copied, CPU)
     pixels = tiny_source().test.pixels
-    said = before.outputs(pixels, CPU)
+    old_outputs = before.outputs(pixels, CPU)
     assert run(copied, "--add-task", ADDED) == 0
     after = open_run(copied, CPU)
     for name, values in after.outputs(pixels, CPU).items():
-        assert values[:, :3].tobytes() == said[name].tobytes(), name
+        assert values[:, :3].tobytes() == old_outputs[name].tobytes(), name
     assert after.rule.tasks[:2] == before.rule.tasks
 
 
 class Knowledge:
-    """What a run's tasks say of the first four tasks' own test images, for every decision to be made from."""
+    """The outputs of a run's tasks for the test images of the first four tasks, as input to every decision."""
 
     def __init__(self, folder: Path) -> None:
         self.run, test = open_run(folder, CPU), tiny_source().test
         own = [test.of(labels).pixels for labels in self.run.config.tasks[:4]]
-        self.said = [all_said(self.run.network, pixels, CPU) for pixels in own]
+        self.outputs = [all_measurements(self.run.network, pixels, CPU) for pixels in own]
 
     def decider(self, name: str) -> Decider:
         return make_decider(self.run.network, name, self.run.config.preset.alpha)
 
     def accepted(self, decider: Decider) -> list[bool]:
-        """Which of those images are called known."""
-        return [known for said in self.said for known in judge(decider.outputs(said), decider.rule).known.tolist()]
+        """Whether each of those images is accepted as known."""
+        return [
+            known for outputs in self.outputs for known in judge(decider.outputs(outputs), decider.rule).known.tolist()
+        ]
 
 
 def test_a_fifth_task_changes_nothing_that_four_tasks_know(method: str, tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_a_fifth_task_changes_nothing_that_four_tasks_know(method: str, tmp_path
     assert run(folder, "--add-task", "four") == 0
     after = run_tensors(folder)
     own = [name for name in tensors if name.startswith(("network.detectors.", "network.heads.", "network.ranges."))]
-    assert {f"network.detectors.{task}.memory" for task in range(4)} < set(own)
+    assert {f"network.detectors.{task}.own.logits" for task in range(4)} < set(own)
     assert_same_tensors({name: after[name] for name in own}, {name: tensors[name] for name in own})
     now = Knowledge(folder)
     for name in UNCORRECTED:
@@ -146,7 +149,7 @@ def test_a_fifth_task_changes_nothing_that_four_tasks_know(method: str, tmp_path
 
 
 def test_no_old_image_is_looked_at(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old classes' training images are noise by now, and nothing changes."""
+    """The training images of old classes are replaced by noise, and the result does not change."""
     whole = tiny_source()
     noise = np.random.default_rng(1).integers(0, 255, whole.train.pixels.shape, dtype=np.uint8)
     old = np.isin(whole.train.labels, ["zero", "one", "two"])
@@ -175,15 +178,15 @@ def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whol
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--add-task", "three,two"], "task 1 has learned 'two' already, and a class belongs to one task"),
+        (["--add-task", "three,two"], "task 1 has already learned 'two', and a class belongs to one task"),
         (["--add-task", "three,three"], "each class belongs to one task; given twice: three"),
         (["--add-task", "three,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--add-task", " ; "], "every task needs at least one class"),
         (["--add-task", ""], "every task needs at least one class"),
         (["--add-task", "three", "--data", "/nowhere"], "/nowhere: no such folder"),
-        (["--add-task", "three", "--resume"], "--resume and --add-task do not go together; allowed: one of them"),
-        (["--add-task", "three", "--seed", "1"], "config.json says: leave out --seed"),
-        (["--add-unknowns", "elsewhere"], "--add-unknowns elsewhere is the run: leave out --out"),
+        (["--add-task", "three", "--resume"], "--resume and --add-task exclude each other; allowed: one of them"),
+        (["--add-task", "three", "--seed", "1"], "config.json: leave out --seed"),
+        (["--add-unknowns", "elsewhere"], "--add-unknowns elsewhere names the run: leave out --out"),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_changes_nothing(
@@ -195,22 +198,22 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(
     assert files(copied) == before
 
 
-def test_an_unfinished_run_is_to_be_finished_first(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adding_to_an_unfinished_run_is_refused(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         kill_at_save(patch, 2, written=True)
         assert run(copied, "--add-task", "three") == 130
     assert run(copied, "--add-task", "four") == 2
-    assert f"2 of 3 tasks are learned; finish it first with `python -m training.fit --out {copied} --resume`" in (
+    assert f"2 of 3 tasks are learned; finish it with `openworld fit --out {copied} --resume`" in (
         capsys.readouterr().err
     )
 
 
-def test_what_is_no_run_cannot_be_added_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adding_to_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "run", "--add-task", "three") == 2
     assert "not a run" in capsys.readouterr().err
 
 
-# ---- images that come from elsewhere
+# ---- images from folders
 
 
 def write_classes(root: Path, labels: tuple[str, ...]) -> Path:
@@ -257,7 +260,7 @@ def test_a_new_class_that_is_too_small_is_refused_before_anything_changes(
     assert files(copied) == before
 
 
-def test_images_that_are_gone_are_said_and_left_out(
+def test_missing_images_are_reported_and_left_out(
     copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_classes(tmp_path / "more", ("three", "four"))
@@ -290,3 +293,26 @@ def test_a_run_stores_no_image(copied: Path) -> None:
     assert {path.name for path in copied.iterdir()} == {CONFIG, METRICS, HISTORY, CURRENT, PREVIOUS}
     shapes = [tensor.shape for tensor in run_tensors(copied).values()]
     assert not [shape for shape in shapes if tuple(shape[-2:]) == (8, 8)]
+
+
+def test_unknown_images_that_two_folders_have_are_counted_once(tmp_path: Path) -> None:
+    first = write_classes(tmp_path / "first", ("zero", "one", "two"))
+    second = write_classes(tmp_path / "second", ("two", "three", "four"))
+    out = tmp_path / "run"
+    assert run(out, "--tasks", "zero,one", "--data", str(first), "--preset", "digits") == 0
+    assert json.loads((out / METRICS).read_text())["unknown_images"] == 5
+    assert run(out, "--add-task", "three", "--data", str(second)) == 0
+    # Five of "two", which both folders have, and five of "four".
+    assert json.loads((out / METRICS).read_text())["unknown_images"] == 10
+
+
+def test_one_class_and_cross_entropy_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run(out, "--loss", "ce", "--tasks", "zero,one; two") == 2
+    assert "task 1 has the one class 'two', from which cross-entropy learns nothing; allowed: two or more" in (
+        capsys.readouterr().err
+    )
+    assert not out.exists()
+    assert run(out, "--loss", "ce", "--tasks", "zero,one") == 0
+    assert run(out, "--add-task", "two") == 2
+    assert "task 1 has the one class 'two'" in capsys.readouterr().err

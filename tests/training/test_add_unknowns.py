@@ -1,36 +1,30 @@
-"""What people named in the quarantine becomes the next task."""
+"""Images that people labelled in the quarantine become the next task."""
 
 from __future__ import annotations
 
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from export.__main__ import main as export
-from serving.bundle import load_bundle
-from serving.quarantine import Arrival
+from serving.quarantine.records import Arrival
 from serving.quarantine.store import Store
-from serving.shelf import Shelf
-from tests.helpers import SPEC, TINY_PRESET, assert_same_tensors, kill_at_save, run_tensors, tiny_run, use_tiny_preset
-from training import fit, publish
-from training.checkpoint import METRICS, load, read_config
+from tests.helpers import SPEC, TINY_PRESET, assert_same_tensors, kill_at_save, run_tensors, use_tiny_preset
+from training import fit
 from training.config import Lesson, RunConfig
+from training.data.images import DataError
+from training.data.quarantined import QUARANTINE, TEST_SHARE, Address, choose_unknowns, load_unknowns
+from training.data.tasks import task_data
 from training.evaluate import main as evaluate
-from training.evaluate import open_run
-from training.images import DataError
-from training.tasks import task_data
-from training.unknowns import QUARANTINE, TEST_SHARE, Address, choose_unknowns, load_unknowns
+from training.run import open_run
+from training.store.checkpoint import METRICS, load, read_config
 
 CPU = torch.device("cpu")
 OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
@@ -41,15 +35,10 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiny_preset(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of zero, one, two and three; tests work on copies of it."""
-    return tiny_run(tmp_path_factory.mktemp("unknowns") / "run", "hat")
-
-
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+def run(tiny_hat: Path, tmp_path: Path) -> Path:
+    """A run of zero, one, two and three."""
+    return Path(shutil.copytree(tiny_hat, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -65,7 +54,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 def png(kind: int, number: int) -> bytes:
-    """A bright column for the kind, and noise that no two images share."""
+    """A bright column that identifies the class, plus noise that differs in every image."""
     pixels = np.random.default_rng(1000 * kind + number).integers(0, 120, (8, 8), dtype=np.uint8)
     pixels[:, kind] += 120
     content = io.BytesIO()
@@ -74,7 +63,7 @@ def png(kind: int, number: int) -> bytes:
 
 
 def named(store: Store, counts: Mapping[str, int]) -> dict[str, list[int]]:
-    """So many images of each new class, as a person has named them."""
+    """This many images of each new class, labelled as by a person."""
     found = {}
     for kind, (label, count) in enumerate(counts.items()):
         arrivals = [
@@ -98,17 +87,17 @@ def test_what_was_named_is_learned_as_one_task(run: Path, store: Store, url: str
     items = named(store, {"six": 20, "five": 25})
     before = open_run(run, CPU)
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
-    said = before.outputs(pixels, CPU)
+    old_outputs = before.outputs(pixels, CPU)
     assert add_unknowns(run, url) == 0
     config = read_config(run)
     assert config.tasks == (("zero", "one"), ("two", "three"), ("five", "six"))
     assert config.lessons[1].items == {label: tuple(items[label]) for label in ("five", "six")}
     after = open_run(run, CPU)
     for name, values in after.outputs(pixels, CPU).items():
-        assert values[:, :4].tobytes() == said[name].tobytes()
+        assert values[:, :4].tobytes() == old_outputs[name].tobytes()
     assert after.rule.tasks[:2] == before.rule.tasks
     measured = json.loads((run / METRICS).read_text())
-    # Five test images of each old class, and a fifth of the new ones, which the network never saw.
+    # Five test images of each old class, and a fifth of the new images, which were not trained on.
     assert measured["test_images"] == 4 * 5 + 5 + 4
     assert {item.state for item in store.items()} == {"named"}, "learned by the run, but served by nobody yet"
 
@@ -124,7 +113,7 @@ def test_the_network_sees_what_the_server_saw(store: Store, url: str) -> None:
     source = load_unknowns(lesson, replace(OLD, lessons=(*OLD.lessons, lesson)))
     assert source.validation is not None
     every = np.concatenate([source.train.pixels, source.validation.pixels, source.test.pixels])
-    from serving.preprocess import decode, to_pixels
+    from serving.bundle.pixels import decode, to_pixels
 
     wanted = {to_pixels(decode(store.image(number)), SPEC).tobytes() for number in items["five"]}
     assert {pixels.tobytes() for pixels in every} == wanted
@@ -156,7 +145,7 @@ def test_an_image_that_was_deleted_moves_no_other(store: Store, url: str, caplog
     before = load_unknowns(lesson, config)
     store.delete(items["five"][:5])
     after = load_unknowns(lesson, config)
-    assert "5 of the 40 images of five, six are gone" in caplog.text
+    assert "5 of the 40 images of five, six no longer exist" in caplog.text
     assert after.validation is not None
     assert before.validation is not None
     for was, is_now in ((before.train, after.train), (before.validation, after.validation), (before.test, after.test)):
@@ -178,7 +167,7 @@ def test_a_damaged_file_is_named_and_skipped(
     assert "of the quarantine: the image file of item" in caplog.text
 
 
-# ---- what is not
+# ---- what is not learned
 
 
 def test_too_few_images_are_refused_with_what_there_is(
@@ -186,7 +175,7 @@ def test_too_few_images_are_refused_with_what_there_is(
 ) -> None:
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert add_unknowns(run, url) == 2
-    assert "nothing to learn yet: no image is named as a new class" in capsys.readouterr().err
+    assert "nothing to learn yet: no image is labelled as a new class" in capsys.readouterr().err
     named(store, {"five": 19, "six": 3})
     assert add_unknowns(run, url) == 2
     error = capsys.readouterr().err
@@ -207,7 +196,7 @@ def test_a_class_that_waits_does_not_hold_up_the_others(store: Store, caplog: py
     chosen = choose_unknowns({"a": range(30), "b": range(30, 33), "zero": range(40, 70)}, OLD, 20)
     assert chosen == {"a": tuple(range(30))}
     assert "left for later: 'b' has 3 images of the 20 that a class needs" in caplog.text
-    assert "left for later: 'zero' is learned already (mark its 30 images as known)" in caplog.text
+    assert "left for later: 'zero' is already learned (mark its 30 images as known)" in caplog.text
 
 
 def test_a_single_new_class_is_a_task(run: Path, store: Store, url: str) -> None:
@@ -227,54 +216,27 @@ def test_known_junk_and_new_images_are_not_learned(run: Path, store: Store, url:
     assert read_config(run).lessons[1].items == {"five": tuple(items["five"])}
 
 
-def test_no_quarantine_is_said_in_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_quarantine_is_an_error_message(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fit.main(["--add-unknowns", str(run)]) == 2
-    assert "--add-unknowns learns from a quarantine: give its URL with --quarantine" in capsys.readouterr().err
+    assert "no quarantine to learn from: give its URL with --quarantine" in capsys.readouterr().err
     assert add_unknowns(run, f"sqlite:///{tmp_path}/nothing.db") == 2
     assert f"{tmp_path}/nothing.db: no such file" in capsys.readouterr().err
     assert not (tmp_path / "nothing.db").exists()
 
 
-# ---- resuming, publishing, marking
+# ---- resuming
 
 
-@pytest.fixture(scope="module")
-def first_shelf(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shelf") / "shelf"
-    with pytest.MonkeyPatch.context() as patch:
-        use_tiny_preset(patch)
-        assert export([str(finished), "--publish", str(folder)]) == 0
-    return folder
-
-
-@pytest.fixture
-def shelf(first_shelf: Path, tmp_path: Path) -> Path:
-    """A shelf on which the run stands as it is before it learns more."""
-    return Path(shutil.copytree(first_shelf, tmp_path / "shelf", symlinks=True))
-
-
-@pytest.fixture
-def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `python -m export` run in this process: a new one would first import all that is here."""
-
-    def run(command: list[str], *, env: dict[str, str], check: bool) -> subprocess.CompletedProcess[bytes]:
-        assert command[:3] == [sys.executable, "-m", "export"]
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in env.items():
-                patch.setenv(name, value)
-            return subprocess.CompletedProcess(command, export(command[3:]))
-
-    monkeypatch.setattr(publish, "subprocess", SimpleNamespace(run=run))
-
-
-def test_it_is_resumed_from_the_images_it_began_with(run: Path, store: Store, url: str, tmp_path: Path) -> None:
+def test_resuming_uses_the_images_it_started_with(run: Path, store: Store, url: str, tmp_path: Path) -> None:
     named(store, {"five": 20, "six": 20})
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
     assert add_unknowns(whole, url) == 0
     with pytest.MonkeyPatch.context() as patch:
         kill_at_save(patch, 1, written=True)
         assert add_unknowns(run, url) == 130
-    # People go on labelling meanwhile.
+    # People continue to label in the meantime.
     more = store.add([Arrival(png(6, n), "unknown", 1.0, "v1", {}, np.zeros(4, np.float32)) for n in range(9)]).kept
     store.name(more, "five", "ann")
     assert fit.main(["--out", str(run), "--resume"]) == 0
@@ -282,46 +244,18 @@ def test_it_is_resumed_from_the_images_it_began_with(run: Path, store: Store, ur
     assert load(run).progress.nats == load(whole).progress.nats
 
 
-def test_it_is_published_and_the_quarantine_is_told(run: Path, store: Store, url: str, shelf: Path) -> None:
-    items = named(store, {"five": 20, "six": 22})
-    before = Shelf(shelf).current()
-    assert before is not None
-    assert add_unknowns(run, url, "--publish", str(shelf)) == 0
-    current = Shelf(shelf).current()
-    assert current is not None
-    assert load_bundle(current).manifest.labels == ("zero", "one", "two", "three", "five", "six")
-    assert Shelf(shelf).previous() == before
-    learned = store.items(state="learned")
-    assert [item.id for item in learned] == sorted(items["five"] + items["six"])
-    assert {item.learned_in for item in learned} == {current.name}
-    assert store.labelled() == {}
-
-
-@pytest.mark.usefixtures("exported_here")
-def test_what_was_learned_is_published_later_without_learning_it_again(
-    run: Path, store: Store, url: str, shelf: Path
+def test_the_old_command_line_names_the_one_that_publishes(
+    run: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named(store, {"five": 20, "six": 20})
-    assert add_unknowns(run, url) == 0
-    weights = run_tensors(run)
-    assert add_unknowns(run, url, "--publish", str(shelf)) == 0
-    assert_same_tensors(run_tensors(run), weights)
-    assert len(read_config(run).tasks) == 3
-    assert len(store.items(state="learned")) == 40
-
-
-@pytest.mark.usefixtures("exported_here")
-def test_a_refused_publication_is_passed_on_and_nothing_is_marked(
-    store: Store, url: str, shelf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
-    assert fit.main(["--out", str(other), "--tasks", "three,two; one"]) == 0
-    before = Shelf(shelf).current()
-    named(store, {"five": 20, "six": 20})
-    assert add_unknowns(other, url, "--publish", str(shelf)) == 2
-    assert "error: " in capfd.readouterr().err
-    assert Shelf(shelf).current() == before
-    assert {item.state for item in store.items()} == {"named"}
+    named(store, {"five": 20})
+    before = run_tensors(run)
+    url = "postgresql://ann:secret@db/unknowns"
+    assert add_unknowns(run, url, "--min-images", "9", "--publish", "shelf") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"with: openworld learn-unknowns {run} --publish shelf --quarantine 'postgresql://ann:***@db" in error
+    assert error.endswith("--min-images 9\n")
+    assert_same_tensors(run_tensors(run), before)
 
 
 def test_a_quarantine_that_is_gone_is_left_out_of_the_metrics(
@@ -348,7 +282,7 @@ def test_a_password_is_not_written_down() -> None:
 
 
 def test_the_environment_knows_the_password_of_a_recorded_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from training.unknowns import address_of
+    from training.data.quarantined import address_of
 
     lesson = Lesson((("five",),), QUARANTINE, "postgresql://ann@db.example/unknowns", "/images")
     assert address_of(lesson) == Address("postgresql://ann@db.example/unknowns", "/images")

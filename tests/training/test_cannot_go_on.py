@@ -1,4 +1,4 @@
-"""A run that cannot go on says why, and what it learned before is kept."""
+"""A run that cannot continue prints the reason, and its earlier checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from tests.helpers import use_tiny_preset
-from training import fit, representation
-from training.checkpoint import CURRENT, METRICS, load
-from training.history import HISTORY, History
-from training.report_page import PAGE
+from training import fit
+from training.learn import features as representation
+from training.learn import fitting, learner
+from training.show.page import PAGE
+from training.store.checkpoint import CURRENT, METRICS, load
+from training.store.history import HISTORY, History
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,7 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spoil(patch: pytest.MonkeyPatch, step: int, *, loss: float, slope: float) -> None:
-    """Let one step of step 1 see such a loss, with gradients that are multiplied by `slope`."""
+    """Replace the loss of one optimiser step of step 1, with gradients multiplied by `slope`."""
     real, count = representation.supervised_contrastive, 0
 
     def spoiled(*arguments: Any) -> torch.Tensor:
@@ -42,21 +44,21 @@ def spoil(patch: pytest.MonkeyPatch, step: int, *, loss: float, slope: float) ->
     patch.setattr(representation, "supervised_contrastive", spoiled)
 
 
-# Two batches make an epoch and two epochs a task: these are steps of the second task's second epoch.
+# An epoch has two batches and a task two epochs: these are steps of the second task's second epoch.
 @pytest.mark.parametrize(
-    ("step", "loss", "slope", "said"),
+    ("step", "loss", "slope", "problem"),
     [
         (7, float("nan"), 1.0, "the loss is nan"),
         (8, float("inf"), 1.0, "the loss is inf"),
-        (8, 1.0, float("nan"), "the last step left weights that are no numbers"),
+        (8, 1.0, float("nan"), "the last step left weights that are not finite"),
     ],
     ids=["a loss", "the last loss", "the last step"],
 )
-def test_numbers_that_are_none_reach_no_checkpoint(
+def test_nan_and_infinity_are_never_checkpointed(
     step: int,
     loss: float,
     slope: float,
-    said: str,
+    problem: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -64,18 +66,18 @@ def test_numbers_that_are_none_reach_no_checkpoint(
     with monkeypatch.context() as patch:
         spoil(patch, step, loss=loss, slope=slope)
         assert fit.main(["--out", str(tmp_path)]) == 2
-    assert f"error: task 1, features, epoch 2: {said}; allowed: finite numbers" in capsys.readouterr().err
+    assert f"error: task 1, features, epoch 2: {problem}; allowed: finite numbers" in capsys.readouterr().err
     kept = load(tmp_path)
     assert (kept.progress.task, kept.progress.phase, kept.progress.epoch) == (1, "features", 1)
     assert all(value.isfinite().all() for value in kept.tensors.values())
-    # Where the cause is gone, as it is here, the run goes on from there, and its history holds every epoch once.
+    # The cause is gone here, so the run resumes from there, and its history contains every epoch once.
     assert fit.main(["--out", str(tmp_path), "--resume"]) == 0
     assert len(History(tmp_path).epochs) == 8
 
 
 @contextmanager
 def little_room(size: int) -> Iterator[None]:
-    """As if the disk were full: no file can grow beyond so many bytes."""
+    """Simulate a full disk: no file can grow beyond this many bytes."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -91,7 +93,7 @@ def full(*_: Any) -> None:
 
 def fail_at_checkpoint(patch: pytest.MonkeyPatch) -> None:
     """The disk is full in the middle of the third checkpoint."""
-    real, count = fit.save, 0
+    real, count = learner.save, 0
 
     def save(*arguments: Any) -> None:
         nonlocal count
@@ -99,28 +101,28 @@ def fail_at_checkpoint(patch: pytest.MonkeyPatch) -> None:
         with little_room(4096) if count == 3 else nullcontext():
             real(*arguments)
 
-    patch.setattr(fit, "save", save)
+    patch.setattr(learner, "save", save)
 
 
 FULL: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     CURRENT: fail_at_checkpoint,
     HISTORY: lambda patch: patch.setattr(History, "epoch", full),
-    METRICS: lambda patch: patch.setattr(fit, "write_json", full),
-    PAGE: lambda patch: patch.setattr(fit, "write_page", full),
+    METRICS: lambda patch: patch.setattr(fitting, "write_json", full),
+    PAGE: lambda patch: patch.setattr(fitting, "write_page", full),
 }
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_a_full_disk_is_said_in_words_and_the_run_goes_on_once_there_is_room(
+def test_a_full_disk_is_an_error_message_and_the_run_resumes_once_there_is_space(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         FULL[name](patch)
         assert fit.main(["--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert f"error: {tmp_path / name}: could not be written (" in said
-    assert ("File too large" if name == CURRENT else "No space left on device") in said
-    assert f"free some space, then go on with `python -m training.fit --out {tmp_path} --resume`" in said
+    printed = capsys.readouterr().err
+    assert f"error: {tmp_path / name}: could not be written (" in printed
+    assert ("File too large" if name == CURRENT else "No space left on device") in printed
+    assert f"free some space, then resume with `openworld fit --out {tmp_path} --resume`" in printed
     if name == CURRENT:
         assert load(tmp_path).progress.epoch == 2
     assert fit.main(["--out", str(tmp_path), "--resume"]) == 0

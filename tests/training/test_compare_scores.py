@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.scores import DECISIONS
-from serving.decision import Rule, TaskRule, judge
+from models.detectors import decisions
+from serving.bundle.decision import Rule, TaskRule, judge
 from tests.helpers import use_tiny_preset
 from training import fit
-from training.compare_scores import BY_P_VALUE, _by_p_value
 from training.compare_scores import main as compare
 from training.evaluate import main as evaluate
-from training.prediction import TPL
+from training.measure.alternative_rules import TPL
+from training.measure.comparison import BY_P_VALUE, by_p_value
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,12 @@ def printed(command: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_every_decision_has_a_row_and_says_what_an_evaluation_says(
+def test_every_decision_has_a_row_equal_to_its_evaluation(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(runs["kept"])
     rows = {row["decision"]: row for row in printed(compare, capsys, run)["rows"]}
-    assert list(rows) == [*DECISIONS, BY_P_VALUE, TPL]
+    assert list(rows) == [*decisions(), BY_P_VALUE, TPL]
     own = printed(evaluate, capsys, run)
     assert [name for name, row in rows.items() if row["chosen"]] == [own["decision"]]
     by_p_value = rows.pop(BY_P_VALUE)
@@ -63,9 +63,9 @@ def test_without_kept_images_two_decisions_are_left_out(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = printed(compare, capsys, str(runs["none"]))["rows"]
-    assert [row["decision"] for row in rows] == [*(name for name in DECISIONS if name != "paper+c"), BY_P_VALUE]
+    assert [row["decision"] for row in rows] == [*(name for name in decisions() if name != "paper+c"), BY_P_VALUE]
     assert evaluate([str(runs["none"]), "--tp", TPL]) == 2
-    assert "this run keeps no images to tell other tasks by" in capsys.readouterr().err
+    assert "this run stores no images of other tasks, which TPL needs" in capsys.readouterr().err
 
 
 def test_tpl_takes_no_settings_of_others(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_images_of_another_data_set_are_the_unknown_ones(
 ) -> None:
     run, other = str(runs["none"]), ("--unknown", "tiny", "anywhere")
     usual, measured = (printed(evaluate, capsys, run, *more) for more in ((), other))
-    # Of five images a class, all five classes count as unknown now.
+    # Five images per class: all five classes count as unknown here.
     assert (usual["unknown_images"], measured["unknown_images"]) == (5, 25)
     assert measured["cil_accuracy"] == usual["cil_accuracy"]
     rows = {row["decision"]: row for row in printed(compare, capsys, run, *other)["rows"]}
@@ -94,16 +94,16 @@ def test_a_table_and_a_plot(runs: dict[str, Path], tmp_path: Path, capsys: pytes
     assert Image.open(picture).size > (300, 200)
 
 
-def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare([str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
 def test_the_task_with_the_largest_p_value_wins() -> None:
-    # Task 0 is usual up to 100, task 1 up to 1: at 50 and 2, one is likelier, the other fits better.
+    # Task 0 accepts distances up to 100, task 1 up to 1: at 50 and 2, task 0 is likelier although task 1 is nearer.
     rule = Rule(tasks=(TaskRule.fit(np.arange(100.0), 2), TaskRule.fit([0.0, 1.0], 1)))
     outputs = {"logits": np.array([[0.0, 1.0, 5.0]]), "distances": np.array([[60.0, 50.0, 2.0]])}
     verdicts = judge(outputs, rule)
     assert (verdicts.task.tolist(), verdicts.class_id.tolist()) == ([1], [2])
-    decided = _by_p_value(verdicts, rule)
+    decided = by_p_value(verdicts, rule)
     assert (decided.task.tolist(), decided.class_id.tolist()) == ([0], [1])

@@ -1,4 +1,4 @@
-"""Step 1 compiled: what it learns, and how often it is compiled. Graphs are traced as for a GPU, but run eagerly."""
+"""Step 1 compiled: its results and the number of compilations. Graphs are traced as for a GPU, but run eagerly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 
 from models.network import Network
 from tests.helpers import FEATURES, adam, tiny_network, tiny_task, use_tiny_preset
-from training import device, fit
-from training.augment import Augmentation
-from training.representation import learn_features
+from training import fit
+from training.config import Augmentation
+from training.host import device
+from training.learn.features import learn_features
 
 if TYPE_CHECKING:
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -24,7 +25,7 @@ TASKS = 2
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
-    # Every process that runs tests collects all of them, and this takes seconds to import.
+    # Imported here because every test process collects all files, and this import takes seconds.
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -59,11 +60,11 @@ def test_compiled_learns_the_same(counter: CompileCounterWithBackend) -> None:
     ours = compiled.state_dict()
     for name, tensor in plain.state_dict().items():
         assert torch.equal(tensor, ours[name]), name
-    # Whole, without a break; once for a full batch and once for any other, however sharp the gates are.
+    # Without a graph break; once for a full batch and once for any other size, at any sharpness of the gates.
     assert TASKS <= counter.frame_count <= 2 * TASKS
 
 
-def test_what_cannot_be_compiled_is_told_in_a_line(
+def test_a_failed_compilation_prints_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_compiler(*_: object) -> None:
@@ -73,8 +74,8 @@ def test_what_cannot_be_compiled_is_told_in_a_line(
     compile_ = torch.compile
     monkeypatch.setattr(device.torch, "compile", lambda see: compile_(see, backend=no_compiler))
     assert fit.main(["--out", str(tmp_path / "run"), "--compile"]) == 2
-    said = capsys.readouterr().err
-    assert "error: --compile does not work here: " in said
-    assert "no working C++ compiler; go on without it, with --resume" in said
-    assert "step 1 compiled" in said
+    printed = capsys.readouterr().err
+    assert "error: --compile does not work here: " in printed
+    assert "no working C++ compiler; continue without it: --resume" in printed
+    assert "step 1 compiled" in printed
     assert fit.main(["--out", str(tmp_path / "run"), "--resume"]) == 0

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.bundle import ImageSpec
+from models.backbones import BACKBONES
+from models.network import Network
+from serving.bundle.manifest import ImageSpec
 from tests.helpers import TINY_PRESET
-from training.checkpoint import CONFIG, RunError, read_config, write_config
 from training.config import FeatureLearning, HeadLearning, Lesson, RunConfig
 from training.presets import PRESETS, choose_preset
+from training.store.checkpoint import CONFIG, RunError, read_config, write_config
 
 CONFIGURED = RunConfig(
     TINY_PRESET,
@@ -30,11 +32,23 @@ def test_every_preset_serves_every_method(name: str, method: str) -> None:
     assert preset.network == replace(PRESETS[name].network, method=method)
 
 
-def test_a_preset_or_method_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_preset_or_method_is_refused_with_the_allowed_ones() -> None:
     with pytest.raises(ValueError, match=rf"preset is 'nothing'; allowed: {', '.join(PRESETS)}"):
         choose_preset("nothing", "hat")
     with pytest.raises(ValueError, match="method is 'ewc'; allowed: hat, sup"):
         choose_preset("digits", "ewc")
+    with pytest.raises(
+        ValueError, match=r"backbone is 'resnt18'; allowed: convnet, resnet18; did you mean 'resnet18'\?"
+    ):
+        choose_preset("digits", "hat", backbone="resnt18")
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("name", ["digits", "images"])
+def test_a_preset_takes_every_backbone(name: str, backbone: str) -> None:
+    network = Network(choose_preset(name, "hat", backbone=backbone, width=4).network)
+    assert network.config.backbone == backbone
+    assert network.connection.after.channels > 0
 
 
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "lr", "temperature", "max_sharpness"])
@@ -55,7 +69,7 @@ def test_both_sides_of_validation_need_images(share: float) -> None:
 
 
 def test_a_network_for_other_images_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"images are \(9, 8, 1\), but the network was built for other ones"):
+    with pytest.raises(ValueError, match=r"images are \(9, 8, 1\), but the network is for images of another shape"):
         replace(TINY_PRESET, image=ImageSpec(height=9, width=8, mode="L"))
 
 
@@ -76,7 +90,7 @@ def test_a_written_config_is_read_back_the_same(config: RunConfig, tmp_path: Pat
 
 
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=rf"{tmp_path}: not a run .*make one with `python -m training.fit`"):
+    with pytest.raises(RunError, match=rf"{tmp_path}: not a run .*make one with `openworld fit`"):
         read_config(tmp_path)
 
 
@@ -89,6 +103,28 @@ def test_a_config_with_an_impossible_value_is_refused_by_name(tmp_path: Path) ->
         read_config(tmp_path)
 
 
-def test_the_optimizer_of_a_preset_is_one_there_is() -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("]", "", "Invalid JSON: "),
+        ('"method": "hat"', '"method": "pack"', r"preset\.network: Value error, method is 'pack'; allowed: hat, sup; "),
+        ('"backbone": "', '"backbone": "my', r"preset\.network: Value error, backbone is 'my\w+'; allowed: convnet, "),
+        ('"seed"', '"extra": 1, "seed"', "extra: Unexpected keyword argument; "),
+        ('"method"', '"extra": 1, "method"', r"preset\.network\.extra: Unexpected keyword argument; "),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_one_line_with_what_to_do(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, CONFIGURED)
+    text = (tmp_path / CONFIG).read_text()
+    (tmp_path / CONFIG).write_text(text.replace(old, new, 1))
+    with pytest.raises(RunError, match=rf"^{tmp_path / CONFIG}: {message}.*learn again with `openworld fit") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "http" not in str(caught.value)
+
+
+def test_every_preset_uses_a_known_optimizer() -> None:
     assert {preset.features.optimizer for preset in PRESETS.values()} <= {"adam", "lars"}
     assert FeatureLearning(epochs=1, batch_size=1, optimizer="lars", lr=1.0, warmup_epochs=0).max_sharpness == 700

@@ -1,4 +1,4 @@
-"""What holds a run back, on decisions that are known by hand and on tiny runs."""
+"""The diagnosis of a run, on decisions computed by hand and on tiny runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from models.counting import capacity_used
 from models.network import Network
+from models.parameter_counts import capacity_used
 from tests.helpers import (
     adam,
     finish_with_random_statistics,
@@ -22,19 +22,21 @@ from tests.helpers import (
     open_gates,
     tiny_network,
     tiny_task,
+    unit_masks,
     use_tiny_preset,
 )
 from tests.training.conftest import WholeRun
 from training import fit
-from training.bounds import Claim, claims
-from training.capacity import capacity, layer_use
+from training.data.sources import Sources
 from training.diagnose import main
-from training.diagnosis import Confusion, TaskDiagnosis, confusions
-from training.evaluate import examine, open_run
-from training.prediction import Reading
-from training.sources import Sources
-from training.task_prediction import DEFINITIONS
-from training.theory import tempered_tp_bound
+from training.measure.alternative_rules import AlternativeRule
+from training.measure.bounds import BoundCheck, check_bounds
+from training.measure.capacity import capacity, layer_usage
+from training.measure.diagnosis import Confusion, TaskDiagnosis, confusions
+from training.measure.evaluation import evaluate
+from training.measure.task_prediction import DEFINITIONS
+from training.measure.theory import tempered_tp_bound
+from training.run import open_run
 
 CPU = torch.device("cpu")
 
@@ -60,14 +62,14 @@ def two_tasks(method: str) -> Network:
 
 def test_the_use_of_a_layer_by_hand() -> None:
     masks = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool()
-    found = layer_use("conv", iter(masks))
+    found = layer_usage("conv", iter(masks))
     assert (found.name, found.size) == ("conv", 5)
     assert found.used == pytest.approx((0.4, 0.4, 0.4))
     assert found.first_used == pytest.approx((0.4, 0.2, 0.0))
     assert (found.shared, found.free) == pytest.approx((0.4, 0.4))
 
 
-def test_hat_is_as_full_as_its_gates_say() -> None:
+def test_hat_usage_follows_its_gates() -> None:
     network = two_tasks("hat")
     found = capacity(network)
     assert found.of == "units"
@@ -76,9 +78,9 @@ def test_hat_is_as_full_as_its_gates_say() -> None:
         "body.3.linear",
         "projection.hidden",
     ]
-    for layer, mask in zip(found.layers, network.unit_masks(), strict=True):
+    for layer, mask in zip(found.layers, unit_masks(network), strict=True):
         assert layer.size == mask.channels
-        assert layer.free == pytest.approx(1 - mask.taken.double().mean().item())
+        assert layer.free == pytest.approx(1 - mask.used.double().mean().item())
         assert layer.used == pytest.approx([len(mask.live(task)) / mask.channels for task in (0, 1)])
     assert found.frozen_weights == capacity_used(network)
     assert 0 < found.frozen_weights < 1
@@ -88,28 +90,28 @@ def test_every_mask_of_a_residual_network_is_counted_once() -> None:
     network = tiny_network("hat", "resnet18")
     open_gates(network, network.add_task(2), 0.5)
     network.finish(0)
-    assert [layer.size for layer in capacity(network).layers] == [mask.channels for mask in network.unit_masks()]
+    assert [layer.size for layer in capacity(network).layers] == [mask.channels for mask in unit_masks(network)]
 
 
-def test_sup_is_as_dense_as_it_was_told_to_be() -> None:
+def test_sup_has_the_configured_density() -> None:
     found = capacity(two_tasks("sup"))
     assert (found.of, found.frozen_weights) == ("weights", None)
     assert found.whole.used == pytest.approx((0.32, 0.32), abs=0.005)
-    # Each has 0.32 of the weights, together all but the free ones.
+    # Each task uses 0.32 of the weights; their union is everything except the free weights.
     assert found.whole.shared == pytest.approx(0.64 - (1 - found.whole.free), abs=0.01)
     assert sum(found.whole.first_used) + found.whole.free == pytest.approx(1)
 
 
 def test_confusions_are_counted_by_pair() -> None:
-    true, said = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 1, 1, 2, 1, 0, 2])
-    assert confusions(true, said, ["a", "b", "c"]) == (
+    true, predicted = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 1, 1, 2, 1, 0, 2])
+    assert confusions(true, predicted, ["a", "b", "c"]) == (
         Confusion("a", "b", 2, 0.5),
         Confusion("b", "a", 1, 0.5),
         Confusion("a", "c", 1, 0.25),
     )
 
 
-def test_what_holds_a_task_back_is_what_costs_more() -> None:
+def test_the_limiting_factor_is_the_larger_loss() -> None:
     nats = {"nats_wp": 2.0, "nats_tp": 1.0, "nats_cil": 3.0}
     task = TaskDiagnosis(10, 0.5, 0.9, 0.6, lost_to_wp=0.1, lost_to_tp=0.4, **nats, accepted=1.0)
     assert task.held_back_by == "TP"
@@ -142,42 +144,42 @@ def test_a_run_is_diagnosed(whole_run: WholeRun, tmp_path: Path, capsys: pytest.
 
 def test_the_tables_fit_a_terminal(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(whole_run.folder)]) == 0
-    said = capsys.readouterr().out
-    for words in ("back by", "H_OOD,k", "ext. ii", "tasks taken for", "classes taken for", "body.1.conv", "free"):
-        assert words in said
-    assert "…" not in said
-    assert max(map(len, said.splitlines())) <= 80
-    assert ("% of the weights that answer are protected" in said) == (whole_run.method == "hat")
+    printed = capsys.readouterr().out
+    for words in ("limited", "H_OOD,k", "ext. ii", "confused tasks", "confused classes", "body.1.conv", "free"):
+        assert words in printed
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert ("% of the weights used at inference are protected" in printed) == (whole_run.method == "hat")
 
 
-def test_a_bound_that_is_broken_or_of_no_use_is_counted() -> None:
-    found = Claim("1", "", np.array([0.1, 0.5, 2.0]), np.array([0.1, 0.4, np.inf]), guess=0.3).summary()
-    assert (found.images, found.holds, found.useful) == (3, 2, 1)
-    assert (found.measured_median, found.bound_mean, found.bound_median) == (0.5, None, 0.4)
+def test_broken_and_vacuous_bounds_are_counted() -> None:
+    found = BoundCheck("1", "", np.array([0.1, 0.5, 2.0]), np.array([0.1, 0.4, np.inf]), guess=0.3).summary()
+    assert (found["images"], found["holds"], found["useful"]) == (3, 2, 1)
+    assert (found["measured_median"], found["bound_mean"], found["bound_median"]) == (0.5, None, 0.4)
 
 
 @pytest.mark.parametrize("tp", [None, *DEFINITIONS])
-def test_the_theorems_hold_by_every_reading_and_its_own_detectors(tp: str | None, whole_run: WholeRun) -> None:
+def test_the_theorems_hold_for_every_rule_with_its_own_detectors(tp: str | None, whole_run: WholeRun) -> None:
     run = open_run(whole_run.folder, CPU)
-    tested = examine(run, Sources(run.config), CPU, None if tp is None else Reading(tp))
-    assert all(claim.holds.all() for claim in claims(tested))
-    # What rises with P'_k, [n, tasks, classes of the task]: two tasks of two classes.
-    said = tested.outputs["logits"] if tp is not None else -tested.outputs["distances"]
-    said = said.astype(float).reshape(-1, 2, 2)
+    tested = evaluate(run, Sources(run.config), CPU, None if tp is None else AlternativeRule(tp))
+    assert all(claim.holds.all() for claim in check_bounds(tested))
+    # Outputs that increase with P'_k, [n, tasks, classes of the task]: two tasks of two classes.
+    outputs = tested.outputs["logits"] if tp is not None else -tested.outputs["distances"]
+    outputs = outputs.astype(float).reshape(-1, 2, 2)
     own = tested.tasks[:, None] == np.arange(2)
     if tp == "softmax":
-        p_in = np.exp(said / 5).max(axis=2) / np.exp(said / 5).sum(axis=2)
+        p_in = np.exp(outputs / 5).max(axis=2) / np.exp(outputs / 5).sum(axis=2)
         wanted = -np.log(np.where(own, p_in, 1 - p_in))
     else:
-        odds = said.max(axis=2)
+        odds = outputs.max(axis=2)
         wanted = np.logaddexp(0, np.where(own, -odds, odds))
     np.testing.assert_allclose(tested.losses.ood, np.minimum(wanted, 708.4), rtol=1e-4)
 
 
 def test_exponents_are_those_of_the_extension(whole_run: WholeRun) -> None:
     run = open_run(whole_run.folder, CPU)
-    tested = examine(run, Sources(run.config), CPU, Reading("power", taus=(0.5, 2.0)))
-    found = {claim.theorem: claim for claim in claims(tested)}
+    tested = evaluate(run, Sources(run.config), CPU, AlternativeRule("power", taus=(0.5, 2.0)))
+    found = {claim.theorem: claim for claim in check_bounds(tested)}
     tau = np.array([0.5, 2.0])
     assert found["ext. ii"].measured.tolist() == tested.losses.tp.tolist()
     assert found["ext. ii"].bound == pytest.approx(tempered_tp_bound(tested.losses.ood, tested.tasks, tau))
@@ -213,14 +215,13 @@ def test_an_unfinished_run_cannot_be_diagnosed(tmp_path: Path, capsys: pytest.Ca
         kill_at_save(patch, 6, written=True)
         assert fit.main(["--out", str(tmp_path / "run")]) == 130
     assert main([str(tmp_path / "run")]) == 2
-    assert "1 of 2 tasks are learned; go on with" in capsys.readouterr().err
+    assert "1 of 2 tasks are learned; finish it with" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     assert "not a run" in capsys.readouterr().err
 
 
 def test_a_plot_that_cannot_be_drawn_is_refused(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([str(whole_run.folder), "--out", "plot.doc"])
+    assert main([str(whole_run.folder), "--out", "plot.doc"]) == 2
     assert "'plot.doc' ends in '.doc'; allowed:" in capsys.readouterr().err
     assert main([str(whole_run.folder), "--out", "/nowhere/plot.png"]) == 2
     assert "--out /nowhere/plot.png: cannot be written (No such file or directory)" in capsys.readouterr().err

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from export.__main__ import main as export
-from serving.decision import FEATURES
-from serving.quarantine import Arrival, Item
+from serving.bundle.decision import FEATURES
+from serving.bundle.model import Model
+from serving.quarantine.records import Arrival, Item
 from serving.quarantine.store import Store
-from serving.runtime import Model
-from tests.helpers import tiny_run, tiny_source
-from training.discover import Seen, discover, group, main, see
+from tests.helpers import tiny_source
+from training.discover import main
+from training.measure.discovery import UnknownImage, discover, group, unknown_images
 
 LABELS = ("zero", "one", "two", "three")
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tiny_hat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("discover")
-    run = tiny_run(folder / "run", "hat")
-    assert export([str(run), "--out", str(folder / "bundle")]) == 0
+    assert export([str(tiny_hat), "--out", str(folder / "bundle")]) == 0
     return folder / "bundle"
 
 
@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def png(seed: int) -> bytes:
-    """Noise that no two images share."""
+    """Noise that differs in every image."""
     pixels = np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
@@ -58,7 +58,7 @@ def arrival(
 
 
 def clouds(model: Model) -> NDArray[np.float32]:
-    """Features of 25 + 15 images of two kinds and of 3 of none."""
+    """Features of 25 + 15 images in two clusters and of 3 outliers."""
     size = model.run(model.bundle.golden.pixels[:1], features=True)[FEATURES].shape[1]
     generator = np.random.default_rng(0)
     middles = np.repeat(np.eye(2, size) * 20, (25, 15), axis=0)
@@ -70,7 +70,7 @@ def address(tmp_path: Path) -> list[str]:
     return ["--quarantine", f"sqlite:///{tmp_path}/quarantine.db"]
 
 
-def test_groups_are_found_written_down_and_told(
+def test_groups_are_found_stored_and_printed(
     store: Store, model: Model, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = model.manifest.version
@@ -105,21 +105,21 @@ def test_images_of_another_version_are_shown_to_the_model(
     kept = arrival(0, np.ones(5, np.float32), model.manifest.version, "two", 0.9)
     older = [arrival(n, wrong, "older", "gone") for n in range(1, 30)]
     for place, pixels in enumerate(tiny_source().train.of(LABELS).pixels[::5]):
-        # Images of classes that were learned since.
+        # Images of classes that were learned in the meantime.
         content = io.BytesIO()
         Image.fromarray(pixels[:, :, 0]).save(content, "PNG")
         older[place] = older[place]._replace(content=content.getvalue())
     store.add([kept, *older])
     strict = replace(model, bundle=replace(model.bundle, rule=model.bundle.rule.model_copy(update={"alpha": 0.5})))
     with caplog.at_level("INFO"):
-        seen = {one.item.id: one for one in see(store, store.items(), strict)}
-    assert "29 images were answered by another version" in caplog.text
+        seen = {one.item.id: one for one in unknown_images(store, store.items(), strict)}
+    assert "29 images were answered by other versions" in caplog.text
     first, *others = store.items()
     assert (seen[first.id].best_guess, seen[first.id].confidence) == ("two", 0.9)
     assert seen[first.id].features.tolist() == [1.0] * 5
     shown = {item.id: np.asarray(Image.open(io.BytesIO(store.image(item.id))))[None, :, :, None] for item in others}
     unknown = {number: strict.predict(one) for number, one in shown.items()}
-    # What the model knows by now is no unknown any more.
+    # An image that the new model knows is no longer unknown.
     assert set(seen) == {first.id, *(number for number, verdict in unknown.items() if not verdict.known[0])}
     assert 1 < len(seen) < 30
     for number in set(seen) - {first.id}:
@@ -134,7 +134,7 @@ def test_an_image_that_cannot_be_read_is_named_and_skipped(
     (number,) = store.add([arrival(0, np.zeros(3, np.float32), "older")]).kept
     (file,) = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
     file.write_bytes(b"damaged")
-    assert see(store, store.items(), model) == []
+    assert unknown_images(store, store.items(), model) == []
     assert f"skipped image {number} of the quarantine" in caplog.text
 
 
@@ -142,7 +142,7 @@ def test_an_empty_quarantine_is_no_error(
     store: Store, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*address(tmp_path), "--bundle", str(bundle)]) == 0
-    assert "nothing to group: no unknown image waits in the quarantine" in capsys.readouterr().out
+    assert "nothing to group: the quarantine has no new unknown image" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,14 @@ def test_an_empty_quarantine_is_no_error(
         (["--min-size", "1"], "--min-size is 1; allowed: 2 or more"),
     ],
 )
-def test_what_cannot_be_grouped_is_said_in_words(
+def test_images_that_cannot_be_grouped_are_an_error_message(
     arguments: list[str], message: str, bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--bundle", str(bundle)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_bundle_that_is_not_there_is_said_in_words(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_bundle_is_an_error_message(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*address(tmp_path), "--bundle", str(tmp_path / "nothing")]) == 2
     assert "no such bundle directory" in capsys.readouterr().err
 
@@ -171,10 +169,10 @@ def test_a_bundle_that_is_not_there_is_said_in_words(
 # ---- new, or known and changed
 
 
-def seen_as(guesses: list[str], confidence: float, item: Item) -> list[Seen]:
+def seen_as(guesses: list[str], confidence: float, item: Item) -> list[UnknownImage]:
     generator = np.random.default_rng(0)
     return [
-        Seen(replace(item, id=n), generator.normal(size=12).astype(np.float32), guess, confidence)
+        UnknownImage(replace(item, id=n), generator.normal(size=12).astype(np.float32), guess, confidence)
         for n, guess in enumerate(guesses)
     ]
 
@@ -200,7 +198,7 @@ def test_new_groups_come_before_changed_ones_and_large_before_small(store: Store
     generator = np.random.default_rng(0)
     sizes, middles = (30, 15, 40), np.eye(3, 12) * 20
     seen = [
-        Seen(
+        UnknownImage(
             replace(item, id=100 * kind + n),
             (middles[kind] + generator.normal(size=12)).astype(np.float32),
             "zero" if kind == 2 else ("one", "two")[n % 2],

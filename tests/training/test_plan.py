@@ -1,4 +1,4 @@
-"""What the command line asks for, settled before anything is learned."""
+"""The plan of a run is made from the command line and checked before training starts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 from PIL import Image
 
 from tests.helpers import TINY_PRESET, kill_at_save, run_tensors, use_tiny_preset
-from training import fit
-from training.checkpoint import CURRENT, load, read_config, write_config
+from training import fit, plan
 from training.config import Lesson, RunConfig
-from training.plan import Plan, how_to_go_on, make_parser, make_plan
-from training.report import Reporter
-from training.sources import Sources
+from training.data.sources import Sources
+from training.fit import make_parser
+from training.plan import TrainingPlan, how_to_continue, make_plan
+from training.show.console import Reporter
+from training.store.checkpoint import CURRENT, load, read_config, write_config
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_classes(root: Path, **counts: int) -> Path:
-    """So many images of noise in each class folder."""
+    """Write this many noise images into each class folder."""
     generator = np.random.default_rng(0)
     for label, count in counts.items():
         (root / label).mkdir(parents=True)
@@ -34,7 +35,7 @@ def write_classes(root: Path, **counts: int) -> Path:
 
 
 def stopped(*arguments: str, at: int = 1) -> None:
-    """A command that ends as by Ctrl-C at a checkpoint."""
+    """Run a command that is interrupted at a checkpoint, as by Ctrl-C."""
     with pytest.MonkeyPatch.context() as patch:
         kill_at_save(patch, at, written=True)
         assert fit.main(list(arguments)) == 130
@@ -54,8 +55,8 @@ def test_a_class_that_is_too_small_is_found_before_anything_is_learned(
     assert "A class needs 2 to learn from, since one of them validates, and 1 to test on" in error
     assert "a folder that is split for you needs 3" in error
     assert not (tmp_path / "run").exists()
-    # What is not learned may be as small as it likes.
-    assert make_plan(make_parser("").parse_args([*options, "--tasks", "cat,dog"])).config.labels == ("cat", "dog")
+    # A class that is not learned may have any number of images.
+    assert make_plan(make_parser().parse_args([*options, "--tasks", "cat,dog"])).config.labels == ("cat", "dog")
 
 
 def test_a_class_that_shrank_is_found_before_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,18 +69,18 @@ def test_a_class_that_shrank_is_found_before_a_run_goes_on(tmp_path: Path, capsy
     assert (run / CURRENT).read_bytes() == before
 
 
-# ---- going on
+# ---- continuing a run
 
 
 def advice(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The arguments of the command that a stopped run says to go on with."""
-    command = capsys.readouterr().err.rpartition("stopped; go on with: ")[2]
+    """The arguments of the command that a stopped run suggests."""
+    command = capsys.readouterr().err.rpartition("stopped; continue with: ")[2]
     words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "training.fit"]
-    return words[3:]
+    assert words[:2] == ["openworld", "fit"]
+    return words[2:]
 
 
-def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_prints_the_command_to_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, run = write_classes(tmp_path / "my images", cat=3, dog=3), tmp_path / "my run"
     options = ["--data", str(folder), "--classes-per-task", "1", "--seed", "3", "--log", "tensorboard"]
     stopped("--preset", "digits", *options, "--out", str(run))
@@ -94,41 +95,44 @@ def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("arguments", "more"),
+    ("arguments", "command", "more"),
     [
-        ("--quarantine sqlite:///q.db --publish shelf", "--publish shelf"),
+        ("--quarantine sqlite:///q.db --publish shelf", "learn-unknowns {run}", "--publish shelf"),
         (
             "--quarantine postgresql://ann:secret@db/q --images s3",
+            "fit --out {run}",
             "--quarantine 'postgresql://ann:***@db/q' --images s3",
         ),
-        ("--resume --quarantine sqlite:///q.db", "--quarantine sqlite:///q.db"),
-        ("--log tensorboard --compile", "--log tensorboard --compile"),
+        ("--resume --quarantine sqlite:///q.db", "fit --out {run}", "--quarantine sqlite:///q.db"),
+        ("--log tensorboard --compile", "fit --out {run}", "--log tensorboard --compile"),
     ],
 )
-def test_the_command_that_goes_on_has_what_is_written_nowhere(arguments: str, more: str, tmp_path: Path) -> None:
+def test_the_command_to_continue_has_what_the_run_does_not_store(
+    arguments: str, command: str, more: str, tmp_path: Path
+) -> None:
     config = RunConfig(TINY_PRESET, 0, (Lesson((("zero",),), "tiny"),))
-    plan = Plan(tmp_path, config, Sources(config))
+    begun = TrainingPlan(tmp_path, config, Sources(config))
     write_config(tmp_path, config)
-    said = how_to_go_on(plan, make_parser("").parse_args(shlex.split(arguments)))
-    assert said == f"go on with: python -m training.fit --out {tmp_path} --resume {more}"
+    hint = how_to_continue(begun, make_parser().parse_args(shlex.split(arguments)))
+    assert hint == f"continue with: openworld {command.format(run=tmp_path)} --resume {more}"
 
 
-def test_what_had_not_begun_is_to_be_given_again(
+def test_a_run_that_had_not_begun_is_started_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit, "make_plan", stop)
+    monkeypatch.setattr(plan, "make_plan", stop)
     assert fit.main(["--out", str(tmp_path / "run")]) == 130
-    assert "stopped; nothing was learned yet: give the same command again" in capsys.readouterr().err
+    assert "stopped; nothing was learned yet: run the same command again" in capsys.readouterr().err
 
 
 # ---- places and sizes
 
 
 @pytest.mark.parametrize("inside", ["", "run"])
-def test_a_file_is_no_place_for_a_run(inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_refused_as_the_run_folder(inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("kept")
     place = tmp_path / "file" / inside
     assert fit.main(["--out", str(place)]) == 2
@@ -149,15 +153,15 @@ def test_images_and_network_may_have_another_size(tmp_path: Path) -> None:
 def test_images_are_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_classes(tmp_path / "images", cat=3, dog=3)
     (folder / "cat" / "notes.txt").write_text("no image")
-    plan = make_plan(make_parser("").parse_args(["--data", str(folder), "--out", str(tmp_path / "run")]))
-    plan.sources.of(plan.config.lessons[0])
+    planned = make_plan(make_parser().parse_args(["--data", str(folder), "--out", str(tmp_path / "run")]))
+    planned.sources.of(planned.config.lessons[0])
     assert caplog.text.count("1 files skipped") == 1
 
 
-def test_a_command_to_be_copied_stands_on_one_line(
+def test_a_printed_command_stays_on_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    said = f"next: python -m export {tmp_path}/[red] --out {tmp_path}/[red]/bundle"
-    Reporter().say(said)
-    assert capsys.readouterr().err == said + "\n"
+    command = f"next: openworld export {tmp_path}/[red] --out {tmp_path}/[red]/bundle"
+    Reporter().print(command)
+    assert capsys.readouterr().err == command + "\n"

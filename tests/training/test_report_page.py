@@ -1,4 +1,4 @@
-"""RUN/report.html: everything about a run in one file that asks nobody for anything."""
+"""RUN/report.html: everything about a run in one file that loads no other resource."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ import pytest
 import torch
 from PIL import Image
 
-from models.scores import DECISIONS
-from serving.bundle import ImageSpec
+from models.detectors import decisions
+from serving.bundle.manifest import ImageSpec
 from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
-from training import fit, plots, report_page
-from training.checkpoint import read_config
-from training.datasets import SOURCES
-from training.evaluate import examine, open_run
-from training.history import HISTORY
-from training.images import Images, Source
-from training.prediction import Reading
-from training.report_page import PAGE, main
-from training.sources import Sources
+from training import fit
+from training.data.datasets import SOURCES
+from training.data.images import Images, Source
+from training.data.sources import Sources
+from training.learn import fitting
+from training.measure.alternative_rules import AlternativeRule
+from training.measure.evaluation import evaluate
+from training.report_page import main
+from training.run import open_run
+from training.show import plots
+from training.show.page import MOST_MISTAKES, PAGE, write_page
+from training.store.checkpoint import read_config
+from training.store.history import HISTORY
 
 CPU = torch.device("cpu")
 
 
 class Reader(HTMLParser):
-    """The tags, the addresses and the visible words of a page."""
+    """The tags, the URLs and the visible text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -73,20 +77,20 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
         assert f"{100 * value:.1f} %" in read.words
-    headings = ("After each task", "What holds each task back", "Decisions side by side", "Known or unknown")
+    headings = ("After each task", "What limits each task", "Decisions side by side", "Known or unknown")
     for heading in (*headings, "Mistakes", "Learning"):
         assert heading in read.words
     chosen = re.findall(r'<tr class="chosen"><th class="words">(\w+)</th><td>([0-9.]+)</td>', page)
     assert chosen == [(measured["decision"], f"{100 * measured['cil_accuracy']:.1f}")]
-    for name, decision in DECISIONS.items():
+    for name, decision in decisions().items():
         assert (f'<th class="words">{name}</th>' in page) == (not decision.corrected)
-    assert f"python -m training.fit --method {whole_run.method} --out" in read.words
+    assert f"openworld fit --method {whole_run.method} --out" in read.words
     assert (whole_run.folder / "config.json").read_text() in read.words
     # Over time, held back, theorems, confusion, reliability, scores, ROC, two curves, room, use.
     assert read.tags.count("svg") == 11
     counted = {"hat": "units", "sup": "weights"}[whole_run.method]
     assert f"% of each layer's {counted} that each task uses" in read.words
-    assert f"all of them hold on\n{measured['test_images']} of {measured['test_images']} images" in read.words
+    assert f"All bounds hold on\n{measured['test_images']} of {measured['test_images']} images" in read.words
     assert not {"script", "link", "iframe", "object"} & set(read.tags)
     assert all(address.startswith(("data:", "#")) for address in read.addresses)
     assert not re.search(r"url\((?!#)", page)
@@ -100,14 +104,14 @@ def test_pictures_take_the_colours_of_the_page(page: str) -> None:
         assert "#000000" not in drawing
 
 
-def test_mistakes_are_shown_with_what_was_said(page: str, whole_run: WholeRun) -> None:
+def test_mistakes_are_shown_with_their_prediction(page: str, whole_run: WholeRun) -> None:
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     wrong = round((1 - measured["cil_accuracy"]) * measured["test_images"])
     assert wrong > 0
-    assert f"{wrong} taken for another class" in page
+    assert f"{wrong} wrong class" in page
     accepted = round((1 - measured["unknown"]["rejected_unknown"]) * measured["unknown_images"])
-    assert f"{accepted} never learned but taken for a class" in page
-    assert page.count(f"a test image of {HELD_OUT}") == min(accepted, report_page.MOST_MISTAKES)
+    assert f"{accepted} never learned but accepted as a class" in page
+    assert page.count(f"a test image of {HELD_OUT}") == min(accepted, MOST_MISTAKES)
     picture = re.search(r"data:image/png;base64,([^\"]+)\" alt", page)
     assert picture is not None
     with Image.open(io.BytesIO(base64.b64decode(picture[1]))) as image:
@@ -115,20 +119,20 @@ def test_mistakes_are_shown_with_what_was_said(page: str, whole_run: WholeRun) -
 
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all else."""
+    """Skip the drawing, which takes longer than everything else."""
     patch.setattr(plots, "svg", lambda name, *_, **__: f"<svg>{name}</svg>")
 
 
 def test_learning_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_pictures(monkeypatch)
-    monkeypatch.setattr(fit, "write_page", report_page.write_page)
+    monkeypatch.setattr(fitting, "write_page", write_page)
     assert fit.main(["--out", str(tmp_path / "run")]) == 0
     written = (tmp_path / "run" / PAGE).read_text()
     assert written == page_of(tmp_path / "run")
 
 
 @pytest.mark.parametrize("tp", ["argmax", "softmax"])
-def test_another_reading_shows_the_p_values_that_it_decides_by(
+def test_another_rule_shows_the_p_values_that_it_decides_by(
     tp: str, whole_run: WholeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_pictures(monkeypatch)
@@ -139,12 +143,12 @@ def test_another_reading_shows_the_p_values_that_it_decides_by(
     shutil.copytree(whole_run.folder, folder)
     assert main([str(folder), "--tp", tp, "--unknown", "noise", "here"]) == 0
     ((known, unknown, line),) = drawn
-    tested = examine(open_run(folder, CPU), Sources(read_config(folder)), CPU, Reading(tp))
+    tested = evaluate(open_run(folder, CPU), Sources(read_config(folder)), CPU, AlternativeRule(tp))
     assert known == pytest.approx(-np.log10(tested.verdicts.p_value))
     assert ((known > line) == ~tested.verdicts.known).all()
     assert (len(unknown), min(known.min(), unknown.min()) >= 0) == (7, True)
     words = Reader((folder / PAGE).read_text()).words
-    assert f"read by {tp}" in words
+    assert f"decided by {tp}" in words
     assert "p-value among validation images of all tasks" in words
     assert "7 of classes never learned" in words
 
@@ -190,7 +194,7 @@ def test_a_run_without_unknown_images_or_history_has_a_page(tmp_path: Path) -> N
     read = Reader(page_of(folder))
     assert "This run has no history of its epochs." in read.words
     assert "unknown AUROC" not in read.words
-    assert "0 never learned but taken for a class" in read.words
+    assert "0 never learned but accepted as a class" in read.words
 
 
 def test_a_folder_that_is_no_run_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and resumed ends as if nothing had happened."""
+"""A run that is killed at any point and resumed ends with the same result as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.bundle import ImageSpec
+from serving.bundle.manifest import ImageSpec
 from tests.helpers import (
     HELD_OUT,
     TINY_SAVES,
@@ -25,12 +25,14 @@ from tests.helpers import (
 )
 from tests.helpers_process import die_at_call, ended, forks
 from tests.training.conftest import WholeRun
-from training import fit, representation
-from training.checkpoint import CURRENT, PREVIOUS, load
-from training.datasets import SOURCES
+from training import fit
+from training.data.datasets import SOURCES
+from training.data.images import Source, join
 from training.evaluate import main as evaluate
-from training.history import Epoch, History
-from training.images import Source, join
+from training.learn import features as representation
+from training.learn import learner
+from training.store.checkpoint import CURRENT, PREVIOUS, load
+from training.store.history import Epoch, History
 
 AFTER_SAVE = {
     "mid features": 1,
@@ -66,19 +68,19 @@ def metrics(folder: Path) -> dict[str, Any]:
 
 
 def epochs(folder: Path) -> list[Epoch]:
-    """The history, in which every epoch must be once."""
+    """The history, which must contain every epoch exactly once."""
     return [replace(epoch, seconds=0.0) for epoch in History(folder).epochs]
 
 
 def count_saves(patch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with every checkpoint."""
-    real, saves = fit.save, []
+    real, saves = learner.save, []
 
     def save(*arguments: Any) -> None:
         saves.append(len(saves))
         real(*arguments)
 
-    patch.setattr(fit, "save", save)
+    patch.setattr(learner, "save", save)
     return saves
 
 
@@ -190,7 +192,7 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
     before = (whole_run.folder / CURRENT).read_bytes()
     assert run(whole_run.folder) == 2
     assert (
-        "holds a run already: go on with --resume, teach it more with --add-task, or choose another --out"
+        "already holds a run: continue with --resume, teach it more with --add-task, or use another --out"
         in capsys.readouterr().err
     )
     assert (whole_run.folder / CURRENT).read_bytes() == before
@@ -199,13 +201,13 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preset", "images"], "this preset learns from a folder: give it with --data FOLDER"),
+        (["--preset", "images"], "this preset learns from your own images: give their folder with --data FOLDER"),
         (["--preset", "images", "--data", "/nowhere"], "/nowhere: no such folder; give the one with the class folders"),
         (["--tasks", "zero,cat"], "no images of 'cat'; the data has: zero, one, two, three, four"),
         (["--tasks", "zero,one;one"], "each class belongs to one task; given twice: one"),
         (["--classes-per-task", "-1"], "classes per task is -1; allowed: 1 or more"),
         (["--tasks", ""], "every task needs at least one class"),
-        (["--tasks", "zero", "--classes-per-task", "1"], "--tasks and --classes-per-task do not go together"),
+        (["--tasks", "zero", "--classes-per-task", "1"], "--tasks and --classes-per-task exclude each other"),
         (["--seed", "-1"], "seed is -1; allowed: 0 or more"),
         (["--size", "7"], "size is 7; allowed: 8 or more pixels"),
         (["--width", "0"], "width is 0; allowed: 1 or more channels"),
@@ -213,7 +215,7 @@ def test_an_existing_run_is_not_overwritten(whole_run: WholeRun, capsys: pytest.
         (["--add-task", ""], "not a run"),
     ],
 )
-def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
+def test_an_impossible_fit_prints_an_error_and_leaves_no_files(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path / "run", *arguments) == 2
@@ -225,13 +227,27 @@ def test_what_cannot_be_learned_is_said_in_words_and_leaves_nothing(
 
 def test_resuming_with_other_settings_is_refused(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(whole_run.folder, "--resume", "--seed", "1", "--classes-per-task", "4") == 2
-    assert "config.json says: leave out --seed, --classes-per-task" in capsys.readouterr().err
+    assert "config.json: leave out --seed, --classes-per-task" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--preset", "nothing"], ["--method", "ewc"]])
-def test_a_choice_that_is_not_there_is_a_usage_error(arguments: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(tmp_path / "run", *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "digit"], "preset is 'digit'; allowed: digits, "),
+        (["--preset", "digit"], "; did you mean 'digits'?"),
+        (["--method", "hta"], "method is 'hta'; allowed: hat, sup; did you mean 'hat'?"),
+        (["--tasks", "zreo,one"], "no images of 'zreo'; the data has: zero, one"),
+        (["--tasks", "zreo,one"], "; did you mean 'zero'?"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_with_the_nearest_one(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "run", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_tasks_of_the_command_line_are_learned_and_the_rest_is_unknown(tmp_path: Path) -> None:
@@ -242,27 +258,25 @@ def test_tasks_of_the_command_line_are_learned_and_the_rest_is_unknown(tmp_path:
     assert (measured["test_images"], measured["unknown_images"]) == (15, 10)
 
 
-def test_evaluating_a_run_again_says_what_learning_it_said(
-    whole_run: WholeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluating_a_run_again_repeats_its_metrics(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate([str(whole_run.folder), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert {**said, "wall_seconds": None} == metrics(whole_run.folder)
-    assert said["method"] == whole_run.method
-    assert said["unknown_images"] == 5, HELD_OUT
+    printed = json.loads(capsys.readouterr().out)
+    assert {**printed, "wall_seconds": None} == metrics(whole_run.folder)
+    assert printed["method"] == whole_run.method
+    assert printed["unknown_images"] == 5, HELD_OUT
 
 
 def test_an_unfinished_run_cannot_be_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = killed_run(tmp_path / "run", "hat", 6)
     assert evaluate([str(folder)]) == 2
-    assert f"{folder}: 1 of 2 tasks are learned; go on with" in capsys.readouterr().err
+    assert f"{folder}: 1 of 2 tasks are learned; finish it with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "accepted"), [(1, False), (4, False), (6, True)], ids=lambda value: str(value))
 def test_a_task_goes_on_with_its_own_images_only(
     number: int, accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One more image is drawn otherwise into training and validation; between tasks it may come."""
+    """A new image changes the split into training and validation, so it may only arrive between tasks."""
     folder = killed_run(tmp_path / "run", "hat", number)
     given = SOURCES["tiny"]
 

@@ -20,7 +20,7 @@ def running_postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Every test that takes it runs on both databases."""
+    """Every test that uses it runs on both databases."""
     images = str(tmp_path / "images")
     if request.param == "sqlite":
         return Place(f"sqlite:///{tmp_path}/quarantine.db", images)

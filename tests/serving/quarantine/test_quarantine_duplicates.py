@@ -1,4 +1,4 @@
-"""What counts as the same image, measured on real ones: scikit-learn's digits and its two photographs."""
+"""Which images count as duplicates, measured on scikit-learn's digits and its two photographs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 from sklearn.datasets import load_sample_images
 
-from serving.bundle import ImageSpec
+from serving.bundle.manifest import ImageSpec
 from serving.quarantine.duplicates import (
     MOST_DIFFERENCE,
     MOST_DIFFERENCE_ANYWHERE,
     Fingerprints,
     _numbers,
     _shape,
-    look_at,
+    summarize,
 )
 from tests.helpers_serving import saved
-from training.datasets import load_source
+from training.data.datasets import load_source
 
 SPEC = ImageSpec(height=16, width=16, mode="L")
 
@@ -39,7 +39,7 @@ def digits() -> dict[str, list[Image.Image]]:
 
 @pytest.fixture(scope="module")
 def photographs() -> list[Image.Image]:
-    """Squares of 192 pixels that show more than a plain sky."""
+    """Crops of 192 pixels that contain more than plain sky."""
     squares = [
         Image.fromarray(image[top : top + 192, left : left + 192])
         for image in load_sample_images().images
@@ -50,7 +50,7 @@ def photographs() -> list[Image.Image]:
 
 
 def variants(image: Image.Image) -> dict[str, bytes]:
-    """The same image after it went through other hands."""
+    """The same image after re-encoding, resizing and similar changes."""
     width, height = image.size
     twice = (2 * width, 2 * height)
     return {
@@ -67,7 +67,7 @@ def variants(image: Image.Image) -> dict[str, bytes]:
 
 
 def fingerprint(image: Image.Image) -> bytes:
-    return look_at(saved(image)).fingerprint
+    return summarize(saved(image)).fingerprint
 
 
 def same(one: bytes, other: bytes) -> bool:
@@ -77,7 +77,7 @@ def same(one: bytes, other: bytes) -> bool:
 
 
 def test_no_two_handwritten_digits_are_taken_for_one(digits: dict[str, list[Image.Image]]) -> None:
-    """All 1,797 of them, and the eights and nines with room to spare."""
+    """All 1,797 digits are distinct, and the eights and nines with a margin."""
     known = Fingerprints()
     for image in (image for images in digits.values() for image in images):
         print_ = fingerprint(image)
@@ -93,7 +93,7 @@ def test_a_digit_is_known_again(digits: dict[str, list[Image.Image]]) -> None:
     for image in [*digits["8"][::4], *digits["9"][::4]]:
         original = fingerprint(image)
         for name, content in variants(image).items():
-            assert same(original, look_at(content).fingerprint), name
+            assert same(original, summarize(content).fingerprint), name
 
 
 def test_a_photograph_is_known_again(photographs: list[Image.Image]) -> None:
@@ -102,10 +102,10 @@ def test_a_photograph_is_known_again(photographs: list[Image.Image]) -> None:
         original = fingerprint(image)
         half = saved(image.resize((96, 96), Image.Resampling.BICUBIC))
         for name, content in {**variants(image), "half": half}.items():
-            assert same(original, look_at(content).fingerprint), name
+            assert same(original, summarize(content).fingerprint), name
 
 
-def test_photographs_are_told_apart(photographs: list[Image.Image]) -> None:
+def test_different_photographs_are_distinguished(photographs: list[Image.Image]) -> None:
     known = Fingerprints()
     for number, image in enumerate(photographs):
         print_ = fingerprint(image)
@@ -144,18 +144,18 @@ def test_without_structure_only_brightness_and_colour_are_left() -> None:
 def test_all_sorts_of_files_are_looked_at() -> None:
     """Of any mode and orientation; the size is that of the file."""
     deep = Image.fromarray(np.full((5, 9), 40_000, dtype=np.uint16))
-    look = look_at(saved(deep))
+    look = summarize(saved(deep))
     assert (look.width, look.height, look.media_type) == (9, 5, "image/png")
     assert len(look.fingerprint) == 2 * 97
     assert _numbers(look.fingerprint)[-1] == pytest.approx(math.log2(9 / 5), abs=1e-3)
-    assert look_at(saved(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "WEBP")).media_type == "image/webp"
+    assert summarize(saved(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "WEBP")).media_type == "image/webp"
     with pytest.raises(OSError, match="cannot identify"):
-        look_at(b"no image")
+        summarize(b"no image")
 
 
 def test_a_large_photograph_is_read_at_a_fraction_of_its_size(photographs: list[Image.Image]) -> None:
     large = photographs[0].resize((1536, 1536), Image.Resampling.BICUBIC)
-    look = look_at(saved(large, "JPEG", quality=90))
+    look = summarize(saved(large, "JPEG", quality=90))
     assert (look.width, look.height) == (1536, 1536)
     assert same(look.fingerprint, fingerprint(large))
 
@@ -174,12 +174,12 @@ def test_what_is_forgotten_is_not_found(digits: dict[str, list[Image.Image]]) ->
 
 
 def test_the_limits_are_where_they_were_measured(digits: dict[str, list[Image.Image]]) -> None:
-    """As the documentation says: what one digit may change by, and what two digits differ by at least."""
+    """The documented figures: how much a copy of a digit changes, and the least difference of two digits."""
     most, most_anywhere = 0.0, 0.0
     for image in [*digits["8"][::4], *digits["9"][::4]]:
         original = _shape(_numbers(fingerprint(image)))
         for content in variants(image).values():
-            difference = original - _shape(_numbers(look_at(content).fingerprint))
+            difference = original - _shape(_numbers(summarize(content).fingerprint))
             most = max(most, float(np.square(difference).sum() / 2))
             most_anywhere = max(most_anywhere, float(8 * np.abs(difference).max()))
     assert most < MOST_DIFFERENCE / 2

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.quarantine import UnavailableError
 from serving.quarantine import database as database_module
 from serving.quarantine import keeper as keeper_module
-from serving.quarantine.images import Folder
+from serving.quarantine.images import ImageFolder
 from serving.quarantine.keeper import Keeper
+from serving.quarantine.records import UnavailableError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Counters, Place, Postgres, arrival, arrivals, noise, run_python
 from tests.helpers_serving import eventually, saved
@@ -44,7 +44,7 @@ def keeping(store: Store) -> Iterator[Keeper]:
 
 
 def offer_quickly(keeper: Keeper, numbers: range) -> None:
-    """As the server does, which must not notice anything."""
+    """Offer images as the server does; no error may reach it."""
     offered = arrivals(numbers)
     started = time.perf_counter()
     for one in offered:
@@ -57,7 +57,7 @@ def offer_quickly(keeper: Keeper, numbers: range) -> None:
 
 FULL_DISK = f"""
 import json, resource, sys
-from serving.quarantine import UnavailableError
+from serving.quarantine.records import UnavailableError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import arrival, noise
 from tests.helpers_serving import saved
@@ -72,18 +72,18 @@ try:
     store.add([arrival(1), large, arrival(3)])
 except UnavailableError as error:
     part = error.part
-held = store.held().items
+held = store.usage().items
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 added = store.add([arrival(1), large, arrival(3)])
-print(json.dumps([part, held, len(added.kept), store.held().items]))
+print(json.dumps([part, held, len(added.kept), store.usage().items]))
 """
 
 
 def test_a_full_disk_leaves_nothing_half_written(place: Place) -> None:
-    """The kernel refuses to write more, as it does on a full disk; later there is room again."""
+    """The kernel refuses to write more, as on a full disk; later there is space again."""
     child = run_python(FULL_DISK, place.url, place.images)
     output, _ = child.communicate(timeout=60)
-    # A database in a file does not fit any more either, if it is asked first.
+    # A database file cannot grow either, if it is written first.
     part, held, kept, after = json.loads(output)
     assert part in ("images", "database")
     assert (held, kept, after) == (1, 3, 4)
@@ -97,10 +97,10 @@ def test_a_disk_that_is_full_half_way_through_a_batch_gives_back_what_it_took(tm
     code = f"""
 import resource, sys
 from pathlib import Path
-from serving.quarantine.images import Folder
+from serving.quarantine.images import ImageFolder
 
 resource.setrlimit(resource.RLIMIT_FSIZE, ({SMALL}, {SMALL}))
-Folder(Path(sys.argv[1])).write({{"small": b"x", "large": bytes({SMALL} + 1)}})
+ImageFolder(Path(sys.argv[1])).write({{"small": b"x", "large": bytes({SMALL} + 1)}})
 """
     child = run_python(code, str(tmp_path / "images"), stderr=subprocess.PIPE)
     _, problem = child.communicate(timeout=60)
@@ -111,7 +111,7 @@ Folder(Path(sys.argv[1])).write({{"small": b"x", "large": bytes({SMALL} + 1)}})
 
 
 def test_without_a_folder_offers_go_on_and_nothing_is_lost(place: Place, counted: Counters) -> None:
-    """A file lies where the folder should be: that binds even the superuser, as permissions do not."""
+    """A file is in place of the folder: unlike permissions, this also stops the superuser."""
     images = Path(place.images)
     images.write_text("in the way")
     with keeping(place.open()) as keeper:
@@ -144,9 +144,9 @@ def test_a_deletion_without_the_disk_is_finished_by_the_sweep(
 
     store.add(arrivals(range(3)))
     with monkeypatch.context() as patch:
-        patch.setattr(Folder, "remove", away)
+        patch.setattr(ImageFolder, "remove", away)
         assert store.delete([1, 2]) == 2
-    assert "2 deleted images still have files" in caplog.text
+    assert "files of 2 deleted images are left for the next sweep" in caplog.text
     assert (len(store.items()), len(place.files())) == (1, 3)
     assert store.sweep(unowned_for=-1) == 2
     assert len(place.files()) == 1
@@ -209,7 +209,7 @@ def test_a_server_may_be_away_when_the_keeper_starts(
 
 
 def test_a_database_that_was_emptied_is_made_anew(place: Place, tmp_path: Path, store: Store) -> None:
-    """Somebody removes the file, or all tables, while the server runs."""
+    """The database file, or all tables, are removed while the server runs."""
     store.add(arrivals(range(3)))
     if place.server is None:
         for path in tmp_path.glob("quarantine.db*"):
@@ -251,7 +251,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(place: Place) -> None:
         assert child.stdout is not None
         for _ in range(3):
             acknowledged.update(child.stdout.readline().split())
-        # Somewhere in the middle of the next ones, at another place each time.
+        # Kill it in the middle of the next images, at a different point each time.
         time.sleep(0.007 * attempt)
         os.kill(child.pid, signal.SIGKILL)
         acknowledged.update(child.stdout.read().rpartition("\n")[0].split())
@@ -262,7 +262,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(place: Place) -> None:
     kept = {hashlib.sha256(store.image(item.id)).hexdigest() for item in items}
     assert acknowledged <= kept
     assert all(item.answer["label"] == "unknown" and len(item.features) == 6 for item in items)
-    # What is there besides is files of rows that were never written; they go, and nothing else does.
+    # All other files belong to rows that were never written; only these are removed.
     left = len(place.files()) - len(items)
     assert store.sweep(unowned_for=-1) == left
     assert len(place.files()) == len(items)
@@ -270,7 +270,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(place: Place) -> None:
 
 
 def test_killed_between_file_and_row_there_is_no_row(place: Place) -> None:
-    """The one moment that a random kill seldom meets."""
+    """The one moment that a random kill rarely hits."""
     code = """
 import os, signal, sys
 from serving.quarantine.intake import Intake

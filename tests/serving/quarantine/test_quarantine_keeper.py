@@ -1,4 +1,4 @@
-"""The thread between answers and the store: never in the way, and honest about what it lost."""
+"""The thread between answers and the store: it never delays answers, and counts every lost image."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import REGISTRY
 
-from serving.quarantine import Added, Arrival, Caps, UnavailableError, keeper_of
 from serving.quarantine import keeper as keeper_module
+from serving.quarantine import keeper_of
 from serving.quarantine.keeper import BATCH, Keeper
+from serving.quarantine.records import Added, Arrival, Caps, UnavailableError
 from serving.quarantine.store import Store
 from serving.settings import Settings, SettingsError
 from tests.helpers_quarantine import Counters, arrival, arrivals, noise
@@ -34,7 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 
 class Stuck(Store):
-    """A store whose disk does not answer until it is told to."""
+    """A store whose disk does not respond until it is released."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -62,7 +64,7 @@ def test_what_is_offered_is_kept(store: Store, counted: Counters) -> None:
     assert store.image(5) == saved(noise(4))
     assert (counted("kept"), counted("copies")) == (5, 1)
     assert REGISTRY.get_sample_value("openworld_quarantine_items") == 5
-    assert REGISTRY.get_sample_value("openworld_quarantine_bytes") == store.held().bytes
+    assert REGISTRY.get_sample_value("openworld_quarantine_bytes") == store.usage().bytes
 
 
 def test_unknown_is_wanted_always_and_known_as_often_as_asked_for(store: Store) -> None:
@@ -106,7 +108,7 @@ def test_the_line_is_bounded_in_bytes_too(stuck: Stuck, counted: Counters) -> No
     assert counted("dropped", reason="queue_full") == 2
     stuck.go_on.set()
     keeper.close(10)
-    # With an empty line even one that is larger than all of it has its turn.
+    # An empty queue accepts even an image that is larger than its limit.
     small = Keeper(stuck, queue_bytes=1)
     small.offer(arrival(7))
     small.close(10)
@@ -120,7 +122,7 @@ def test_an_offer_never_raises(store: Store, caplog: pytest.LogCaptureFixture) -
     keeper.close(5)
 
 
-def test_one_that_cannot_be_kept_harms_no_other(store: Store, counted: Counters) -> None:
+def test_an_image_that_cannot_be_kept_does_not_affect_others(store: Store, counted: Counters) -> None:
     keeper = Keeper(store)
     for one in (arrival(1), arrival(content=b"no image at all"), arrival(2, answer={"no": object()}), arrival(3)):
         keeper.offer(one)
@@ -150,7 +152,7 @@ def test_many_are_written_in_one_transaction(stuck: Stuck) -> None:
 
 
 class Failing(Store):
-    """A store that is away for the first few attempts."""
+    """A store that is unavailable for the first few attempts."""
 
     def __init__(self, url: str, attempts: int) -> None:
         super().__init__(url)
@@ -163,7 +165,7 @@ class Failing(Store):
         return super().add(arrivals)
 
 
-def test_what_failed_is_tried_again(tmp_path: Path, counted: Counters, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_is_retried(tmp_path: Path, counted: Counters, caplog: pytest.LogCaptureFixture) -> None:
     store = Failing(f"sqlite:///{tmp_path}/quarantine.db", attempts=5)
     keeper = Keeper(store)
     keeper.offer(arrival(1))
@@ -171,11 +173,14 @@ def test_what_failed_is_tried_again(tmp_path: Path, counted: Counters, caplog: p
     assert counted("failures", part="database") == 5
     keeper.close(5)
     assert len(store.items()) == 1
-    said = [record.message for record in caplog.records]
-    assert [line.partition(",")[0] for line in said] == ["the quarantine does not work", "the quarantine works again"]
+    messages = [record.message for record in caplog.records]
+    assert [line.partition(",")[0] for line in messages] == [
+        "the quarantine does not work",
+        "the quarantine works again",
+    ]
 
 
-def test_trying_again_has_an_end(tmp_path: Path, counted: Counters) -> None:
+def test_retries_are_limited(tmp_path: Path, counted: Counters) -> None:
     store = Failing(f"sqlite:///{tmp_path}/quarantine.db", attempts=10**9)
     keeper = Keeper(store, retry_for=0.2)
     keeper.offer(arrival(1))
@@ -216,7 +221,7 @@ def test_caps_are_kept(store: Store, counted: Counters) -> None:
     for number in range(10):
         keeper.offer(arrival(number))
     keeper.close(10)
-    assert store.held().items == 4
+    assert store.usage().items == 4
     assert counted("evicted", cap="items") == 6
     assert counted("kept") == 10
 
@@ -224,7 +229,7 @@ def test_caps_are_kept(store: Store, counted: Counters) -> None:
 def test_age_is_looked_after_when_nothing_comes(
     store: Store, counted: Counters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "ROUNDS_EVERY", 0.05)
+    monkeypatch.setattr(keeper_module, "MAINTAIN_EVERY", 0.05)
     keeper = Keeper(store, caps=Caps(days=1))
     Store(store._database._url.render_as_string()).add([arrival(1, received_at=time.time() - 2 * 86_400)])
     eventually(lambda: counted("evicted", cap="days") == 1)
@@ -257,7 +262,7 @@ def test_without_a_url_there_is_no_keeper_and_no_database_library() -> None:
 
 
 def test_a_server_without_a_quarantine_does_not_load_the_database_library() -> None:
-    code = "import sys, serving.app\nassert 'sqlalchemy' not in sys.modules"
+    code = "import sys, serving.http.app\nassert 'sqlalchemy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -266,19 +271,19 @@ def test_the_store_needs_neither_bentoml_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_a_keeper_is_made_as_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_is_configured_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Settings.from_environment(
-        {
-            "OPENWORLD_QUARANTINE_URL": "sqlite:///deep/q.db",
-            "OPENWORLD_QUARANTINE_IMAGES": "elsewhere",
-            "OPENWORLD_QUARANTINE_MAX_ITEMS": "5",
-            "OPENWORLD_QUARANTINE_MAX_BYTES": "6000",
-            "OPENWORLD_QUARANTINE_MAX_DAYS": "0.5",
-            "OPENWORLD_QUARANTINE_AUDIT_SHARE": "1",
-            "OPENWORLD_QUARANTINE_QUEUE": "7",
-        }
-    )
+    variables = {
+        "OPENWORLD_QUARANTINE_URL": "sqlite:///deep/q.db",
+        "OPENWORLD_QUARANTINE_IMAGES": "elsewhere",
+        "OPENWORLD_QUARANTINE_MAX_ITEMS": "5",
+        "OPENWORLD_QUARANTINE_MAX_BYTES": "6000",
+        "OPENWORLD_QUARANTINE_MAX_DAYS": "0.5",
+        "OPENWORLD_QUARANTINE_AUDIT_SHARE": "1",
+        "OPENWORLD_QUARANTINE_QUEUE": "7",
+    }
+    with patch.dict(os.environ, variables):
+        settings = Settings.from_environment()
     # Workers may run in another directory.
     assert settings.quarantine_url == f"sqlite:///{tmp_path}/deep/q.db"
     assert settings.quarantine_images == str(tmp_path / "elsewhere")
@@ -306,14 +311,18 @@ def test_a_keeper_is_made_as_the_environment_says(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(name: str, value: str, problem: str) -> None:
-    with pytest.raises(SettingsError, match=problem) as refused:
-        Settings.from_environment({f"OPENWORLD_QUARANTINE_{name}": value})
+    with (
+        patch.dict(os.environ, {f"OPENWORLD_QUARANTINE_{name}": value}),
+        pytest.raises(SettingsError, match=problem) as refused,
+    ):
+        Settings.from_environment()
     assert "secret" not in str(refused.value)
 
 
 def test_a_password_is_never_shown() -> None:
     url = "postgresql://ann:secret@host/db"
-    settings = Settings.from_environment({"OPENWORLD_QUARANTINE_URL": url, "OPENWORLD_QUARANTINE_IMAGES": "s3://x/y"})
+    with patch.dict(os.environ, {"OPENWORLD_QUARANTINE_URL": url, "OPENWORLD_QUARANTINE_IMAGES": "s3://x/y"}):
+        settings = Settings.from_environment()
     assert settings.quarantine_url == url
     assert settings.quarantine_images == "s3://x/y"
     assert "secret" not in repr(settings)

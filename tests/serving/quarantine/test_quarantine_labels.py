@@ -1,4 +1,4 @@
-"""What people do with groups and labels, on SQLite and on PostgreSQL."""
+"""Operations on groups and labels, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from serving.quarantine import Grouping, LabelError, LearnedError, StoreError, UnknownIdError
+from serving.quarantine.records import FoundGroup, LabelError, LearnedError, StoreError, UnknownIdError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import arrivals
 
@@ -16,7 +16,7 @@ from tests.helpers_quarantine import arrivals
 def filled(store: Store) -> Store:
     """Items 1 to 8, in the groups 1 (of 1 to 4) and 2 (of 5 to 7)."""
     store.add(arrivals(range(8)))
-    store.replace_groups([Grouping([1, 2, 3, 4], 0.9, None, False), Grouping([5, 6, 7], 0.5, "three", True)])
+    store.replace_groups([FoundGroup([1, 2, 3, 4], 0.9, None, False), FoundGroup([5, 6, 7], 0.5, "three", True)])
     return store
 
 
@@ -53,8 +53,8 @@ def test_who_named_what_and_when_is_written_down(filled: Store) -> None:
     assert {(item.state, item.label, item.labelled_by, item.labelled_at) for item in filled.items(group=1)} == {
         ("new", None, None, None)
     }
-    told = [(change.who, change.what, change.items, change.detail) for change in filled.changes()]
-    assert told == [
+    changes = [(change.who, change.what, change.items, change.detail) for change in filled.changes()]
+    assert changes == [
         ("ann", "clear", 4, ""),
         ("bob", "junk", 1, ""),
         ("bob", "known", 1, "three"),
@@ -120,7 +120,7 @@ def test_a_group_that_is_not_there_is_named(filled: Store) -> None:
 
 
 @pytest.mark.parametrize("label", ["", "  ", "unknown", "a\nb", "x" * 101])
-def test_a_label_must_be_one(filled: Store, label: str) -> None:
+def test_an_invalid_label_is_refused(filled: Store, label: str) -> None:
     for action in (filled.name, filled.mark_known):
         with pytest.raises(LabelError, match="allowed: 1 to 100 printable characters, and not 'unknown'"):
             action([1], label, "ann")
@@ -129,17 +129,17 @@ def test_a_label_must_be_one(filled: Store, label: str) -> None:
     assert filled.items()[0].state == "new"
 
 
-# ---- what discover finds
+# ---- groups found by discover
 
 
 def test_new_groups_replace_old_ones_and_keep_labels(filled: Store) -> None:
     filled.name([1, 2], "eight", "ann")
     filled.name([5, 6, 7], "nine", "ann")
-    filled.replace_groups([Grouping([3, 8, 99], 0.7, None, False), Grouping([98], 1.0, None, False)])
-    # 4 is in no group now; those with a label stayed where they were.
+    filled.replace_groups([FoundGroup([3, 8, 99], 0.7, None, False), FoundGroup([98], 1.0, None, False)])
+    # Item 4 is in no group now; labelled items stayed in their group.
     assert members(filled) == {1: [1, 2], 2: [5, 6, 7], 3: [3, 8], None: [4]}
     assert [(group.id, group.label) for group in filled.groups()] == [(3, None), (1, "eight"), (2, "nine")]
-    filled.replace_groups([Grouping([1, 4], 0.7, None, False)])
+    filled.replace_groups([FoundGroup([1, 4], 0.7, None, False)])
     assert members(filled) == {1: [2], 2: [5, 6, 7], 4: [1, 4], None: [3, 8]}
     assert filled.items(ids=[1])[0].label == "eight"
     filled.replace_groups([])
@@ -147,7 +147,7 @@ def test_new_groups_replace_old_ones_and_keep_labels(filled: Store) -> None:
 
 
 def test_groups_that_make_no_sense_are_refused(filled: Store) -> None:
-    for wrong in ([Grouping([1, 2], 0.5, None, False)] * 2, [Grouping([1], 1.5, None, False)]):
+    for wrong in ([FoundGroup([1, 2], 0.5, None, False)] * 2, [FoundGroup([1], 1.5, None, False)]):
         with pytest.raises(ValueError, match=r"in more than one group: items \[1, 2\]|cohesion is 1.5"):
             filled.replace_groups(wrong)
     assert members(filled) == {1: [1, 2, 3, 4], 2: [5, 6, 7], None: [8]}
@@ -156,7 +156,7 @@ def test_groups_that_make_no_sense_are_refused(filled: Store) -> None:
 def test_a_group_goes_with_its_last_item_and_its_number_is_not_used_again(filled: Store) -> None:
     filled.delete([5, 6, 7])
     assert [group.id for group in filled.groups()] == [1]
-    filled.replace_groups([Grouping([8], 0.5, None, False)])
+    filled.replace_groups([FoundGroup([8], 0.5, None, False)])
     assert [group.id for group in filled.groups()] == [3]
 
 
@@ -170,7 +170,7 @@ def test_what_was_named_can_be_learned_once(filled: Store) -> None:
     labelled = {label: [item.id for item in items] for label, items in filled.labelled().items()}
     assert labelled == {"eight": [3, 4, 5], "nine": [1, 2]}
     assert filled.count_labelled() == {"eight": 3, "nine": 2}
-    # While it is learned, people go on.
+    # People continue to label while it is learned.
     filled.name([2], "eight", "bob")
     filled.clear([5], "bob")
     filled.delete([4])

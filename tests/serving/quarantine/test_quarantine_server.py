@@ -1,4 +1,4 @@
-"""A real server of two workers whose unknown images are kept, and that answers whatever becomes of them."""
+"""A real server of two workers that keeps unknown images, and answers even if they cannot be stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def settings(place: Place, **more: str) -> dict[str, str]:
 
 
 def ask(server: Server, content: bytes) -> dict[str, object]:
-    """Over a connection of its own, so that either worker may answer."""
+    """Send over a new connection, so that either worker may answer."""
     answered = httpx.post(f"{server.url}/predict", content=content)
     assert answered.status_code == 200
     return dict(answered.json())

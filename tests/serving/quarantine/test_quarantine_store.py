@@ -10,8 +10,9 @@ import pytest
 from PIL import Image, ImageEnhance
 from sqlalchemy import text
 
-from serving.quarantine import Caps, StoreError, UnknownIdError, caps, labels
+from serving.quarantine import caps, labels
 from serving.quarantine.caps import DAY
+from serving.quarantine.records import Caps, StoreError, UnknownIdError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
 from tests.helpers_serving import saved
@@ -109,7 +110,7 @@ def test_deletion_takes_the_files_along(place: Place, store: Store) -> None:
     assert store.delete_all() == 2
     assert store.items() == []
     assert place.files() == []
-    assert store.held() == (0, 0, {})
+    assert store.usage() == (0, 0, {})
     assert [(change.who, change.what, change.items) for change in store.changes()] == [("ann", "delete", 2)]
 
 
@@ -126,7 +127,7 @@ def test_the_oldest_new_ones_go_first_and_a_persons_work_last(place: Place, stor
     assert [item.id for item in store.items()] == [1, 2, 4, 5]
     assert store.enforce(Caps(items=2)) == {"items": 2}
     assert [item.id for item in store.items()] == [1, 2]
-    # What comes now is not worth a label that was given.
+    # New images do not displace labelled ones.
     store.add([arrival(9)])
     store.enforce(Caps(items=2))
     assert [item.id for item in store.items()] == [1, 2]
@@ -137,7 +138,7 @@ def test_the_oldest_new_ones_go_first_and_a_persons_work_last(place: Place, stor
 
 def test_bytes_are_capped(store: Store) -> None:
     store.add([arrival(number, received_at=time.time() - 100 + number) for number in range(4)])
-    held = store.held()
+    held = store.usage()
     sizes = [len(saved(noise(number))) for number in range(4)]
     assert held.items == 4
     assert held.bytes > sum(sizes)
@@ -158,9 +159,9 @@ def test_age_is_capped_and_a_label_makes_young(store: Store) -> None:
 
 
 def test_many_go_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than go into one statement."""
-    for module in (caps, labels):
-        monkeypatch.setattr(module, "_AT_ONCE", 7)
+    """More items than fit into one SQL statement."""
+    monkeypatch.setattr(caps, "_PAGE", 7)
+    monkeypatch.setattr(labels, "_KEYS_PER_STATEMENT", 7)
     store.add(arrivals(range(40)))
     store.name(range(1, 31), "eight", "ann")
     assert store.enforce(Caps(items=12)) == {"items": 28}
@@ -191,7 +192,7 @@ def test_a_file_that_was_damaged_or_removed_is_not_shown(place: Place, store: St
     with pytest.raises(StoreError, match="image file of item 1 is damaged"):
         store.image(1)
     file.unlink()
-    with pytest.raises(StoreError, match="is gone"):
+    with pytest.raises(StoreError, match="is missing"):
         store.image(1)
     assert store.delete([1]) == 1
 
@@ -213,7 +214,7 @@ def test_images_may_lie_wherever_fsspec_reaches(place: Place, tmp_path: Path) ->
 def test_tables_of_another_version_are_refused(place: Place, store: Store) -> None:
     with store._database.writing() as connection:
         connection.execute(text("UPDATE openworld_quarantine SET version = 99"))
-    with pytest.raises(StoreError, match="have version 99; allowed: 1") as refused:
+    with pytest.raises(StoreError, match="have format version 99; allowed: 1") as refused:
         place.open()
     assert "secret" not in str(refused.value)
 
@@ -224,7 +225,7 @@ def test_tables_of_another_version_are_refused(place: Place, store: Store) -> No
         ("sqlite://", "in memory; allowed: a file"),
         ("mysql://u:secret@h/d", "is mysql; allowed: sqlite, postgresql"),
         ("secret", "cannot be read; allowed: sqlite:///FILE"),
-        ("postgresql://u:secret@h/d", "no place for the images"),
+        ("postgresql://u:secret@h/d", "no image storage given"),
     ],
 )
 def test_what_cannot_be_a_quarantine_is_refused(url: str, problem: str) -> None:
@@ -233,7 +234,7 @@ def test_what_cannot_be_a_quarantine_is_refused(url: str, problem: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_images_lie_beside_the_file_unless_said_otherwise(tmp_path: Path) -> None:
+def test_images_are_stored_beside_the_file_by_default(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/deep/down/q.db")
     store.add([arrival(1)])
     assert len(list((tmp_path / "deep/down/images").iterdir())) == 1
@@ -263,7 +264,7 @@ for start in range(0, 60, 5):
 
 
 def test_two_processes_write_at_once(place: Place) -> None:
-    """The same images at the same time: each is stored once, and each arrival is counted."""
+    """Two processes store the same images at once: each is stored once, and each arrival is counted."""
     writers = [run_python(WRITER, place.url, place.images, stdin=-1) for _ in range(2)]
     for writer in writers:
         assert writer.stdout is not None

@@ -1,0 +1,1 @@
+"""What is checked and measured of a bundle: parity with the network, remembering, size and speed."""

@@ -1,0 +1,67 @@
+"""The command `openworld`: one subcommand for each step from images to answers.
+
+Only the module of the chosen subcommand is imported.
+"""
+
+import importlib
+import sys
+from typing import NamedTuple
+
+from training.options import GLOSSARY, run_command
+from training.show.suggest import unknown_name
+
+USAGE = """\
+usage: openworld COMMAND ...    (openworld COMMAND --help explains its options)
+
+An image classifier that keeps learning and knows what it does not know.
+"""
+
+
+class Subcommand(NamedTuple):
+    """A module with the function that runs it, and its help in one line."""
+
+    module: str
+    help: str
+    function: str = "main"
+
+
+SUBCOMMANDS = {
+    "fit": Subcommand("training.fit", "learn tasks, one after another"),
+    "add-task": Subcommand("training.fit", "teach a finished run new classes", "add_task"),
+    "evaluate": Subcommand("training.evaluate", "measure a run on its test images"),
+    "compare": Subcommand("training.compare_scores", "compare every unknown score on a run"),
+    "diagnose": Subcommand("training.diagnose", "what limits each task, and how full the network is"),
+    "report": Subcommand("training.report_page", "write the report page of a run again"),
+    "study": Subcommand("training.study", "the paper's systems over several seeds, as tables"),
+    "export": Subcommand("export.__main__", "turn a run into a bundle"),
+    "inspect": Subcommand("export.inspect", "size and speed of every task of a bundle"),
+    "verify": Subcommand("export.verify", "check the files and the golden answers of a bundle"),
+    "publish": Subcommand("export.publish", "export a run to a shelf that servers watch"),
+    "serve": Subcommand("serving.__main__", "serve a bundle over HTTP"),
+    "predict": Subcommand("serving.predict", "answer image files without a server"),
+    "discover": Subcommand("training.discover", "group the images of a quarantine that may be new classes"),
+    "learn-unknowns": Subcommand("export.loop", "learn the labelled images of a quarantine, and publish the result"),
+}
+
+
+def help_text() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in SUBCOMMANDS.items())
+    return f"{USAGE}\ncommands:\n{commands}\n\n{GLOSSARY}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return 0
+    name, *rest = words
+    if name not in SUBCOMMANDS:
+        print(f"error: {unknown_name('command', name, SUBCOMMANDS)}", file=sys.stderr)
+        return 2
+    command = SUBCOMMANDS[name]
+    return run_command(lambda: int(getattr(importlib.import_module(command.module), command.function)(rest)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The open-world loop as a demonstration on handwritten digits."""

@@ -1,0 +1,261 @@
+"""From a run to a bundle: bake, write the graph in every precision, verify, and move it into place."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
+from export.checks.remembering import PublishError, put_on_shelf
+from export.graph.assemble import GraphPlan, write_graph
+from export.graph.baked_task import bake_task
+from export.graph.cascade import CascadeError, choose_cascade
+from export.graph.directory import WriteError, check_target, fresh_directory, move_into_place
+from export.graph.evidence import Evidence, gather
+from export.graph.notes import note
+from export.graph.session import GraphQuery, GraphRunner, is_large, load_nodes, open_written
+from export.graph.writer import OPSET, PRODUCER, installed
+from serving.bundle.decision import OUTPUT_NAMES, Outputs
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import MANIFEST, part_name
+from serving.bundle.manifest import (
+    Bundle,
+    Calibration,
+    FileInfo,
+    Golden,
+    Manifest,
+    TaskInfo,
+    describe_file,
+    load_bundle,
+    seal,
+)
+from serving.bundle.model import Model
+from serving.bundle.precisions import PRECISIONS
+from serving.bundle.shelf import Shelf, ShelfError
+from training.data.quarantined import Address
+from training.learn.decisions import AUTO
+from training.run import Run, RunError, open_run
+from training.show.suggest import unknown_name
+
+GOLDEN_IMAGES = 8
+VERIFIED_IMAGES = 21
+EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, WriteError)
+"""What a command prints as a one-line error, besides a RunError."""
+PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
+
+
+class Exporter:
+    """Writes one bundle into a folder: graphs, golden answers, rule and manifest."""
+
+    def __init__(self, run: Run, folder: Path, evidence: Evidence, *, cascade: str) -> None:
+        self.run = run
+        self.folder = folder
+        self.evidence = evidence
+        self.cascade = choose_cascade(run.network, run.decider, evidence, cascade)
+        self.name = f"{run.config.preset.name}-{run.config.system}"
+        # Synthetic images and the answers of the graphs to them: the self-test of the server.
+        self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
+        self.verification: dict[str, dict[str, float]] = {}
+
+    def add(self, precisions: Sequence[str]) -> None:
+        """Write a graph in each precision, fp32 first, verify it, and record its golden answers."""
+        exact = self._add_exact(compared=len(precisions) > 1)
+        for precision in precisions[1:]:
+            golden, got = self.write(precision).run([GraphQuery(self.golden.pixels), GraphQuery(self.evidence.pixels)])
+            self.keep(precision, golden)
+            self.verification[precision] = verify_precision(precision, exact, got, self.run.rule, self.evidence)
+
+    def _add_exact(self, *, compared: bool) -> Outputs:
+        """Write and verify the fp32 graph; its outputs on the evidence, if others are compared with them."""
+        run = self.run
+        pixels = synthetic_images(run.config.preset.image, VERIFIED_IMAGES)
+        questions = [GraphQuery(pixels, size) for size in BATCHES]
+        if self.cascade.candidates is not None:
+            questions.append(GraphQuery(pixels, all_rotated=True))
+        if compared:
+            questions.append(GraphQuery(self.evidence.pixels))
+        answers = self.write("fp32").run(questions)
+        verified = dict(zip(BATCHES, answers, strict=False))
+        everyone = next((got for question, got in zip(questions, answers, strict=True) if question.all_rotated), None)
+        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade, everyone)
+        # The first of the images that were verified are the golden ones.
+        self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in verified[max(BATCHES)].items()})
+        return answers[-1] if compared else {}
+
+    def keep(self, precision: str, answers: Outputs) -> None:
+        for name in OUTPUT_NAMES:
+            if not np.isfinite(answers[name]).all():
+                raise ParityError(f"{precision}: {name} of the golden images are not finite, so no server would start")
+        self.golden.outputs[precision] = {name: answers[name] for name in OUTPUT_NAMES}
+
+    def write(self, precision: str) -> GraphRunner:
+        run, preset = self.run, self.run.config.preset
+        plan = GraphPlan(
+            image=preset.image,
+            mean=preset.network.mean,
+            std=preset.network.std,
+            rule=run.rule,
+            precision=precision,
+            candidates=self.cascade.candidates,
+            margin=self.cascade.margin,
+            metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
+            rotations=preset.network.rotations,
+        )
+        write_graph(self.folder, partial(bake_task, run.network, run.decider.scorers), plan)
+        return open_written(self.folder, precision)
+
+    def seal(self, metrics: dict[str, Any], before: Bundle | None) -> Manifest:
+        """Write the rule, the golden answers and the manifest."""
+        run = self.run
+        graphs = {path.name: describe_file(path) for path in sorted(self.folder.iterdir())}
+        manifest, files = seal(
+            run.rule,
+            self.golden,
+            graphs,
+            name=self.name,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            method=run.config.method,
+            preset=run.config.preset.name,
+            seed=run.config.seed,
+            image=run.config.preset.image,
+            tasks=self._tasks(graphs, before),
+            before=before and before.manifest.version,
+            cascade=self.cascade,
+            metrics=metrics,
+            versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
+            verification=self.verification,
+        )
+        if before and manifest.version == before.manifest.version:
+            # The same bundle again: its predecessor stays, or it would be its own.
+            manifest = before.manifest
+            files[MANIFEST] = (before.path / MANIFEST).read_bytes()
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        return manifest
+
+    def open_as_server(self) -> None:
+        """Load the bundle with the code of the server; large graphs are left out, because they need too much memory."""
+        for precision in self.golden.outputs:
+            if not is_large(load_nodes(self.folder, precision)):
+                Model.load(self.folder, provider="cpu", precision=precision).self_test()
+
+    def _tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
+        run, earlier = self.run, before.manifest.files if before else {}
+        tasks = []
+        for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
+            scorer = run.decider.scorers[task]
+            parts = tuple(part_name(f"task{task}", precision) for precision in (None, *self.golden.outputs))
+            tasks.append(
+                TaskInfo(
+                    task=task,
+                    first_class_id=columns.start,
+                    labels=labels,
+                    calibration=Calibration(scale=scorer.scale, shift=scorer.shift),
+                    own_images=run.rule.tasks[task].images,
+                    parts=parts,
+                    unchanged=all(earlier.get(name) == graphs[name] for name in parts),
+                )
+            )
+        return tuple(tasks)
+
+
+class Exported(NamedTuple):
+    """A bundle that was written, and where it is; with a shelf, its version is the one that was published."""
+
+    path: Path
+    manifest: Manifest
+
+
+def export(
+    folder: Path,
+    out: Path,
+    *,
+    precisions: Sequence[str] | None = None,
+    cascade: str = "auto",
+    data: str | None = None,
+    decision: str = AUTO,
+    shelf: Shelf | None = None,
+    quarantine: Address | None = None,
+) -> Exported:
+    """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
+
+    `data` and `quarantine` are where the images of the run are now, if not where it learned from.
+    """
+    for precision in precisions or ():
+        if precision not in PRECISIONS:
+            raise WriteError(unknown_name("precision", precision, PRECISIONS))
+    run, metrics = _open(folder, decision), _metrics(folder)
+    before = _current(shelf) if shelf else _replaced(out)
+    if shelf and before and decision == AUTO and run.decider.name != before.rule.score:
+        # Answers for earlier tasks must stay as they are.
+        note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
+        run = _open(folder, before.rule.score)
+    evidence = gather(run, data, quarantine)
+    if precisions is None:
+        # Servers may require the precisions that the shelf has offered so far.
+        precisions = before.manifest.precisions if shelf and before else ()
+    coarse = [precision for precision in precisions if precision != "fp32"]
+    if coarse and not len(evidence):
+        raise WriteError(
+            f"{', '.join(coarse)}: no validation image is at hand to verify it; give their place with --data"
+        )
+    if shelf is None:
+        check_target(out)
+    with fresh_directory(out if shelf else out.parent, out.name) as fresh:
+        exporter = Exporter(run, fresh, evidence, cascade=cascade)
+        exporter.add(list(dict.fromkeys(("fp32", *precisions))))
+        manifest = exporter.seal(metrics, before)
+        exporter.open_as_server()
+        for reason in evidence.missing:
+            note(f"no validation images of {reason}")
+        if evidence.left_out:
+            found = len(evidence) + evidence.left_out
+            note(f"{len(evidence)} of {found} validation images were used, evenly by task")
+        if shelf is not None:
+            return Exported(put_on_shelf(fresh, shelf, before, evidence), manifest)
+        move_into_place(fresh, out)
+        return Exported(out, manifest)
+
+
+def _replaced(folder: Path) -> Bundle | None:
+    """The bundle that the new one replaces, if there is a readable one."""
+    try:
+        return load_bundle(folder)
+    except BundleError:
+        return None
+
+
+def _current(shelf: Shelf) -> Bundle | None:
+    """The bundle that is served now. If it cannot be read, what it knew cannot be protected, so that is refused."""
+    current = shelf.current()
+    try:
+        return load_bundle(current) if current else None
+    except BundleError as error:
+        raise PublishError(
+            f"{error}; the current bundle cannot be compared with: roll back, or remove the link `current`"
+        ) from None
+
+
+def _open(folder: Path, decision: str) -> Run:
+    try:
+        return open_run(folder, torch.device("cpu"), decision)
+    except ValueError as error:
+        # A decision or a setting that this run cannot have.
+        raise RunError(f"{folder}: {error}") from error
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    path = folder / "metrics.json"
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise RunError(
+            f"{folder}: no metrics.json ({error.strerror}); finish it with `openworld fit --out {folder} --resume`"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path}: not a JSON object: {error}") from None

@@ -1,0 +1,1 @@
+"""From a baked task to ONNX graphs."""

@@ -1,0 +1,96 @@
+"""The validation images of a run that are still available, by which approximations are judged."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.network import Network
+from training.data.images import DataError
+from training.data.quarantined import Address
+from training.data.sources import Sources
+from training.data.tasks import task_data
+from training.learn.measurements import task_measurements
+from training.run import Run
+
+MOST_IMAGES = 2000
+"""Twice as many as the choice of a cascade needs; every task evaluates each of them in all rotations."""
+SAME = 0.02
+"""Share of an image's largest logit by which its logits may differ from those in the task's memory.
+
+A GPU that learned the task may have rounded to three digits (TF32); the logits of another image differ by more.
+"""
+
+CHANGED = "its images have changed since it was learned"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Validation images and the task of each. `missing` names the tasks whose images are gone, and why."""
+
+    pixels: NDArray[np.uint8]
+    tasks: NDArray[np.integer]
+    missing: tuple[str, ...]
+    left_out: int = 0
+    """The number of available images beyond MOST_IMAGES."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def gather(run: Run, data: str | None = None, quarantine: Address | None = None) -> Evidence:
+    """Every task's validation images that are available, at most MOST_IMAGES; `data` is where images have moved to."""
+    sources, held_back, missing = Sources(run.config, data, quarantine), {}, []
+    for task in range(len(run.config.tasks)):
+        try:
+            held_back[task] = _held_back(run, sources, task)
+        except DataError as error:
+            missing.append(f"task {task}: {error}")
+    found = sum(map(len, held_back.values()))
+    for task, chosen in evenly({task: len(images) for task, images in held_back.items()}).items():
+        if remembers(run.network, task, held_back[task], chosen):
+            held_back[task] = held_back[task][chosen]
+        else:
+            found -= len(held_back.pop(task))
+            missing.append(f"task {task}: {CHANGED}")
+    pixels = [np.empty((0, *run.config.preset.image.shape), np.uint8)]
+    pixels += [images.permute(0, 2, 3, 1).numpy() for images in held_back.values()]
+    tasks = np.repeat(list(held_back), [len(images) for images in held_back.values()]).astype(int)
+    return Evidence(np.ascontiguousarray(np.concatenate(pixels)), tasks, tuple(missing), found - len(tasks))
+
+
+def evenly(counts: Mapping[int, int]) -> dict[int, NDArray[np.integer]]:
+    """Indices of the images taken from each task: one per task in turn until there are enough, the same each time."""
+    turns = sorted((turn, task) for task, count in counts.items() for turn in range(count))
+    shares = Counter(task for _, task in turns[:MOST_IMAGES])
+    return {
+        task: np.sort(np.random.default_rng(task).permutation(count)[: shares[task]]) for task, count in counts.items()
+    }
+
+
+def _held_back(run: Run, sources: Sources, task: int) -> Tensor:
+    """The task's validation images, uint8 [n, channels, height, width]; a DataError if their number has changed."""
+    config = run.config
+    source = sources.of(config.lesson_of(task))
+    present = set(source.train.labels.tolist())
+    if gone := [label for label in config.tasks[task] if label not in present]:
+        raise DataError(f"no image of {', '.join(map(repr, gone))} is left")
+    pixels = task_data(source, config, task, torch.device("cpu")).validation.pixels
+    if len(pixels) != len(run.network.detector(task).own.means()["logits"]):
+        raise DataError(CHANGED)
+    return pixels
+
+
+def remembers(network: Network, task: int, pixels: Tensor, chosen: NDArray[np.integer]) -> bool:
+    """Whether the chosen images are among those that the task was validated with, by the logits in its memory.
+
+    Which images of a folder are held back for validation depends on how many there are. With one more, some training
+    images would pass for validation images.
+    """
+    remembered = network.detector(task).own.means()["logits"][chosen]
+    difference = (task_measurements(network, task, pixels[chosen])["logits"] - remembered).abs().amax(dim=1)
+    return bool((difference <= SAME * (1 + remembered.abs().amax(dim=1))).all())

@@ -1,0 +1,77 @@
+"""Learn the labelled images of a quarantine and publish the result: `openworld learn-unknowns RUN --publish SHELF`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.fit import add_quarantine_options, add_training_options, print_next_step, run_training
+from training.fit import make_parser as make_fit_parser
+from training.options import CommandParser, run_command
+
+if TYPE_CHECKING:
+    from training.config import RunConfig
+    from training.data.quarantined import Address
+    from training.plan import TrainingPlan
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = CommandParser(
+        "openworld learn-unknowns",
+        "Teach a finished run the labelled images of a quarantine, and publish it. Nothing is learned twice.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a finished run")
+    parser.add_argument("--publish", type=Path, metavar="SHELF", help="export the run to this shelf afterwards")
+    parser.add_argument("--resume", action="store_true", help="continue where learning stopped")
+    add_quarantine_options(parser)
+    add_training_options(parser)
+    chosen = parser.parse(words)
+    run = ["--out", chosen.run, "--resume"] if chosen.resume else ["--add-unknowns", chosen.run]
+    return learn_unknowns(make_fit_parser().parse_args(run, chosen), ["openworld", "learn-unknowns", *words])
+
+
+def learn_unknowns(chosen: argparse.Namespace, command: list[str]) -> int:
+    """Learn, publish if asked to, and mark the images as learned; the exit code."""
+    from export.exporter import EXPORT_ERRORS
+
+    def afterwards(plan: TrainingPlan) -> None:
+        if chosen.publish is None:
+            print_next_step(plan)
+        else:
+            publish(plan, chosen.publish)
+
+    return run_training(chosen, command, afterwards, OSError, *EXPORT_ERRORS)
+
+
+def publish(plan: TrainingPlan, folder: Path) -> str:
+    """Export the run to a shelf and mark the images of its quarantine as learned; the published version.
+
+    The version is that of the bundle that was written: another publisher may already have moved the link `current`.
+    """
+    from export.__main__ import summary
+    from export.exporter import export
+    from serving.bundle.shelf import Shelf
+
+    exported = export(plan.folder, folder, shelf=Shelf(folder), quarantine=plan.quarantine)
+    print(summary(exported))
+    version = exported.manifest.version
+    if plan.quarantine is not None:
+        count = mark_learned(plan.config, plan.quarantine, version)
+        print(f"{count} images of the quarantine are marked as learned in version {version}", file=sys.stderr)
+    return version
+
+
+def mark_learned(config: RunConfig, quarantine: Address, version: str) -> int:
+    """Mark the images that the published version has learned; returns how many were not marked before."""
+    from training.data.quarantined import QUARANTINE
+
+    here = [lesson for lesson in config.lessons if lesson.dataset == QUARANTINE and lesson.data == quarantine.public]
+    with quarantine.opened() as store:
+        return sum(store.mark_learned(lesson.items, version) for lesson in here)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,65 @@
+"""A few test images to try a bundle with: `python -m export.samples RUN --out FOLDER`.
+
+One image of each class (of the first ten), learned or not, named by its label: the first one that the bundle answers
+correctly. They are examples; `openworld evaluate` measures the errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.options import CommandParser, report_errors, run_command
+
+if TYPE_CHECKING:
+    from serving.bundle.model import Model
+    from training.data.images import Images
+
+MOST = 10
+
+
+def write_samples(run: Path, bundle: Path, out: Path) -> None:
+    """Write LABEL.png for each class, all of them or none."""
+    from export.graph.directory import fresh_directory, replace_directory
+    from serving.bundle.model import Model
+    from training.data.images import picture
+    from training.data.sources import Sources
+    from training.store.checkpoint import read_config
+
+    config = read_config(run)
+    source, _ = Sources(config).test_images()
+    model = Model.load(bundle, provider="cpu")
+    with fresh_directory(out.parent, out.name) as fresh:
+        for label in source.classes[:MOST]:
+            images = source.test.of([label])
+            picture(images.pixels[_first_right(images, label, model)]).save(fresh / f"{label}.png")
+        replace_directory(fresh, out)
+
+
+def _first_right(images: Images, label: str, model: Model) -> int:
+    """The index of the first image with the right answer, or 0 if there is none."""
+    import numpy as np
+
+    verdicts = model.predict(images.pixels)
+    guesses = np.array(model.manifest.labels)[verdicts.class_id]
+    right = verdicts.known & (guesses == label) if label in model.manifest.labels else ~verdicts.known
+    return int(right.argmax())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = CommandParser("python -m export.samples", "Write a few test images to try a bundle with.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--bundle", type=Path, help="default: RUN/bundle")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    chosen = parser.parse(arguments)
+
+    from export.graph.directory import WriteError
+    from serving.bundle.errors import BundleError
+
+    bundle = chosen.bundle or chosen.run / "bundle"
+    return report_errors(lambda: write_samples(chosen.run, bundle, chosen.out), BundleError, WriteError)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,309 @@
+"""The bundle: a directory with everything that an answer needs, and checksums of it; `layout` names its files.
+
+The reader owns the format; the exporter writes through the same classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, parts_of
+from serving.bundle.precisions import PRECISIONS
+
+FORMAT = 5
+"""The version of the format. A change that an older reader would misread gets a new number."""
+INPUT_NAME = "pixels"
+EXPORT_AGAIN = "export the run again with `openworld export`"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ImageSpec(_Section):
+    """The pixels that the graph reads: uint8, [batch, height, width, channels]."""
+
+    height: int = Field(gt=0)
+    width: int = Field(gt=0)
+    mode: Literal["L", "RGB"]
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.mode == "L" else 3
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, self.channels
+
+
+class Calibration(_Section):
+    """A task's logits in the outputs are scale * logit + shift."""
+
+    scale: float
+    shift: float
+
+
+class TaskInfo(_Section):
+    """One learned task; `labels[i]` belongs to class_id `first_class_id + i`."""
+
+    task: int
+    first_class_id: int
+    labels: tuple[str, ...] = Field(min_length=1)
+    calibration: Calibration
+    own_images: int = Field(description="number of its own images that its p-values rest on")
+    parts: tuple[str, ...] = Field(description="the files with this task's weights")
+    unchanged: bool = Field(description="whether they are byte for byte those of the bundle before this one")
+
+
+class Cascade(_Section):
+    """Whether all tasks process an image in every rotation, or only those that can still win."""
+
+    candidates: int | None = Field(description="how many tasks at most process the other rotations; null: all of them")
+    margin: float | None = Field(
+        default=None, description="... and only if their score exceeds the best score by at most this; null: no limit"
+    )
+    seen: float | None = Field(default=None, description="the mean number of such tasks over validation images")
+    agreement: float | None = Field(description="share of validation images with the answer of the full evaluation")
+    images: int = Field(description="number of validation images that this was measured on")
+
+
+class FileInfo(_Section):
+    sha256: str
+    size: int
+
+
+class Manifest(_Section):
+    """The metadata of a bundle."""
+
+    format: int
+    name: str
+    version: str
+    created: str
+    method: str
+    preset: str
+    seed: int
+    image: ImageSpec
+    tasks: tuple[TaskInfo, ...] = Field(min_length=1)
+    before: str | None = Field(description="version of the bundle that this one continues")
+    precisions: tuple[str, ...] = Field(min_length=1)
+    cascade: Cascade
+    decision: str = Field(description="the name of the unknown score that decides")
+    alpha: float
+    threshold: float
+    metrics: dict[str, Any]
+    versions: dict[str, str]
+    verification: dict[str, dict[str, float]]
+    files: dict[str, FileInfo]
+
+    @model_validator(mode="after")
+    def _check(self) -> Manifest:
+        expected = 0
+        for position, task in enumerate(self.tasks):
+            if (task.task, task.first_class_id) != (position, expected):
+                raise ValueError(
+                    f"tasks[{position}] has task {task.task} and first_class_id {task.first_class_id}; "
+                    f"expected {position} and {expected}: tasks and classes are numbered in order"
+                )
+            expected += len(task.labels)
+        if unknown := [name for name in self.precisions if name not in PRECISIONS]:
+            raise ValueError(f"precisions: got {', '.join(unknown)}; allowed: {', '.join(PRECISIONS)}")
+        return self
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """class_id -> label."""
+        return tuple(label for task in self.tasks for label in task.labels)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Images and the outputs of each graph for them at export."""
+
+    pixels: NDArray[np.uint8]
+    outputs: dict[str, dict[str, NDArray[np.float32]]]
+    """Precision -> output -> values."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A serialized graph and its weight files by name."""
+
+    model: bytes
+    parts: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose manifest, rule and golden outputs were read and checked; graphs are read on demand."""
+
+    path: Path
+    manifest: Manifest
+    rule: Rule
+    golden: Golden
+
+    def graph(self, precision: str) -> Graph:
+        """Read one graph and check its files; raises a BundleError if it must not be served."""
+        if precision not in self.manifest.precisions:
+            raise BundleError(
+                f"{self.path}: no {precision} graph; the bundle has {', '.join(self.manifest.precisions)}"
+            )
+        model = self._read(graph_name(precision))
+        return Graph(model, {name: self._read(name) for name in parts_of(self.manifest.files, precision)})
+
+    def check(self) -> None:
+        """Verify the checksum of every file."""
+        for name in self.manifest.files:
+            self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        return _read_checked(self.path, self.manifest, name)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def fingerprint(manifest: Manifest) -> str:
+    """The version: a digest of the manifest without the version itself, the time of export and the bundle before it.
+
+    It covers the files' checksums, so equal versions mean equal answers, and an edited manifest is detected.
+    """
+    history: Any = {"version": True, "created": True, "before": True, "tasks": {"__all__": {"unchanged"}}}
+    content = manifest.model_dump(mode="json", exclude=history)
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
+
+
+def seal(
+    rule: Rule, golden: Golden, graphs: Mapping[str, FileInfo], **fields: Any
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest and the small files of a bundle with the large files `graphs`; `fields` are further metadata."""
+    arrays: dict[str, Any] = {INPUT_NAME: golden.pixels}
+    for precision, outputs in golden.outputs.items():
+        arrays |= {f"{precision}.{name}": values for name, values in outputs.items()}
+    stored = io.BytesIO()
+    np.savez(stored, **arrays)
+    files = {RULE: rule.model_dump_json(indent=1).encode(), GOLDEN: stored.getvalue()}
+    described = {name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in files.items()}
+    draft = Manifest(
+        format=FORMAT,
+        version="",
+        alpha=rule.alpha,
+        decision=rule.score,
+        threshold=threshold(rule.alpha),
+        precisions=tuple(golden.outputs),
+        files={**described, **graphs},
+        **fields,
+    )
+    manifest = draft.model_copy(update={"version": fingerprint(draft)})
+    return manifest, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"}
+
+
+def describe_file(path: Path) -> FileInfo:
+    """Checksum and size of a file, read in pieces because it may be large."""
+    with path.open("rb") as file:
+        return FileInfo(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Read a bundle; raises a BundleError if it must not be served."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: no such bundle directory; make one with `openworld export RUN --out {folder}`")
+    manifest = _read_manifest(folder)
+    for name in manifest.files:
+        if name == ".." or Path(name).name != name:
+            raise BundleError(f"{folder / MANIFEST}: file name {name!r} is outside the bundle")
+    parts = [name for task in manifest.tasks for name in task.parts]
+    needed = [RULE, GOLDEN, *map(graph_name, manifest.precisions), *parts]
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
+    try:
+        rule = Rule.model_validate_json(_read_checked(folder, manifest, RULE))
+    except ValidationError as error:
+        raise BundleError(f"{folder / RULE}: {first_error(error)}") from error
+    if (rule.alpha, threshold(rule.alpha)) != (manifest.alpha, manifest.threshold):
+        raise BundleError(
+            f"{folder / RULE}: alpha {rule.alpha} with threshold {threshold(rule.alpha)}; "
+            f"the manifest has {manifest.alpha} and {manifest.threshold}"
+        )
+    sizes = [len(task.labels) for task in manifest.tasks]
+    if [task.classes for task in rule.tasks] != sizes:
+        raise BundleError(
+            f"{folder / RULE}: tasks of {[task.classes for task in rule.tasks]} classes; the manifest has {sizes}"
+        )
+    return Bundle(folder, manifest, rule, _read_golden(folder, manifest))
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise BundleError(f"{folder}: no {MANIFEST}, so this is not a bundle") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: cannot be read as JSON: {error}; {EXPORT_AGAIN}") from error
+    found = content.get("format") if isinstance(content, Mapping) else None
+    if found != FORMAT:
+        newer = isinstance(found, int) and found > FORMAT
+        remedy = "update openworld, or export the run with this version" if newer else EXPORT_AGAIN
+        raise BundleError(f"{path}: bundle format {found!r}; this version reads format {FORMAT}: {remedy}")
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise BundleError(f"{path}: {first_error(error)}; {EXPORT_AGAIN}") from error
+    if (got := fingerprint(manifest)) != manifest.version:
+        raise BundleError(
+            f"{path}: corrupt or edited: the content has version {got}, the manifest records {manifest.version}; "
+            f"{EXPORT_AGAIN}"
+        )
+    return manifest
+
+
+def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
+    path, info = folder / name, manifest.files[name]
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from error
+    if (got := sha256(content)) != info.sha256:
+        raise BundleError(
+            f"{path}: corrupt: sha256 {got[:12]} of {len(content)} bytes; "
+            f"the manifest records {info.sha256[:12]} of {info.size}; {EXPORT_AGAIN}"
+        )
+    return content
+
+
+def _read_golden(folder: Path, manifest: Manifest) -> Golden:
+    content, image = _read_checked(folder, manifest, GOLDEN), manifest.image
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+            pixels = stored[INPUT_NAME]
+            outputs = {
+                precision: {name: stored[f"{precision}.{name}"] for name in OUTPUT_NAMES}
+                for precision in manifest.precisions
+            }
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise BundleError(f"{folder / GOLDEN}: {error}") from error
+    if pixels.dtype != np.uint8 or pixels.shape[1:] != image.shape or len(pixels) == 0:
+        raise BundleError(f"{folder / GOLDEN}: pixels are {pixels.dtype} {pixels.shape}; needed uint8 {image.shape}")
+    return Golden(pixels, outputs)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first validation error in one line."""
+    detail = error.errors()[0]
+    where = ".".join(map(str, detail["loc"]))
+    return f"{where}: {detail['msg']}" if where else detail["msg"]

@@ -1,0 +1,32 @@
+"""The precisions that a graph can be exported and served in. A new precision is one row here and one body in export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One row of the table."""
+
+    name: str
+    cuda_rank: int
+    """`auto` takes the lowest rank in the bundle on a GPU."""
+    timed_on_cpu: bool
+    """`auto` times these against each other on a CPU; the others are used only if the bundle has nothing else."""
+    golden_tolerance: float
+    """The self-test allows |output - recorded| up to this times 1 + |recorded|. That leaves room for another order of
+    summation on a GPU, but not for TF32. In fp16 every sum is rounded to 5e-4 of itself, and a GPU rounds differently
+    from the CPU that produced the recorded outputs."""
+
+
+PRECISIONS = {
+    row.name: row
+    for row in (
+        Precision("fp32", cuda_rank=1, timed_on_cpu=True, golden_tolerance=1e-3),
+        Precision("int8", cuda_rank=2, timed_on_cpu=True, golden_tolerance=1e-3),
+        Precision("fp16", cuda_rank=0, timed_on_cpu=False, golden_tolerance=2e-2),
+    )
+}
+AUTO = "auto"
+PRECISION_CHOICES = (AUTO, *PRECISIONS)

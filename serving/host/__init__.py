@@ -1,0 +1,1 @@
+"""The machine a server runs on: processors, memory, checks before start-up."""

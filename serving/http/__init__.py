@@ -1,0 +1,1 @@
+"""The web application: routes, limits, errors and pages."""

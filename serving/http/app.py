@@ -1,0 +1,110 @@
+"""The web application of a worker, which stands in front of BentoML's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import cache, partial
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serving.http import admin, page, predictions
+from serving.http.middleware import RequestMiddleware
+from serving.http.openapi import document, error_responses
+from serving.http.predictions import Predictions
+from serving.http.responses import handle_http_exception, handle_validation_error
+from serving.http.schemas import ModelDescription
+from serving.inference.answers import describe
+from serving.inference.engine import Engine
+from serving.quarantine.api import routes as unknowns
+from serving.settings import Settings
+from serving.telemetry.metrics import exposition
+
+GetEngine = Callable[[], Engine]
+
+router = APIRouter(responses=error_responses())
+
+
+@router.get("/model", response_model=ModelDescription)
+async def model(request: Request) -> Response:
+    """The model that is served."""
+    loaded = request.app.state.engine().loaded
+    described = describe(loaded.model, max_batch=loaded.max_batch)
+    return Response(described.model_dump_json(by_alias=True), media_type="application/json")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics() -> Response:
+    """The metrics of all workers, for Prometheus."""
+    return Response(await asyncio.to_thread(exposition), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/docs.json", include_in_schema=False)
+async def docs_json(request: Request) -> Response:
+    """The API document; it is built in a thread at the first request, because that takes long."""
+    return Response(await asyncio.to_thread(request.app.state.document), media_type="application/json")
+
+
+class FromBentoML(Response):
+    """Passes the request on to BentoML's application, which sends the response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+@router.get("/schema.json", include_in_schema=False)
+@router.get("/static_content/{file}", include_in_schema=False)
+async def from_bentoml(request: Request) -> Response:
+    """The description for BentoML's own clients, the files of the API reader, and the health routes below."""
+    return FromBentoML(request.app.state.bentoml)
+
+
+_HEALTH = {
+    "livez": "Succeeds while the process is alive.",
+    "healthz": "The same as /livez.",
+    "readyz": "Succeeds once the model reproduces its golden answers.",
+}
+for _name, _description in _HEALTH.items():
+    router.get(f"/{_name}", name=_name, response_class=PlainTextResponse, description=_description)(from_bentoml)
+
+
+ROUTERS = (predictions.router, router, admin.router, unknowns.router, page.router)
+
+
+def make_app(settings: Settings, engine: GetEngine, bentoml: ASGIApp) -> FastAPI:
+    """The application; `engine` is called for every request, and `bentoml` answers the health routes.
+
+    BentoML's own application must never receive a body from outside: it unpickles some content types and fetches URLs
+    that it finds in forms. Only the GET routes above are passed on to it.
+    """
+    app = FastAPI(
+        openapi_url=None,
+        # A redirect would lead to a host and a scheme that the request made up.
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+        exception_handlers={HTTPException: handle_http_exception, RequestValidationError: handle_validation_error},
+    )
+    for included in ROUTERS:
+        app.include_router(included)
+    app.mount("/page", page.PageFiles(directory=page.STATIC))
+    endpoints = {route.path for included in ROUTERS for route in included.routes if isinstance(route, APIRoute)}
+    app.add_middleware(RequestMiddleware, settings=settings, endpoints=endpoints)
+    app.state.settings, app.state.engine, app.state.bentoml = settings, engine, bentoml
+    app.state.predictions = Predictions(settings, lambda: engine().queue)
+    app.state.document = cache(partial(_encoded_document, app))
+    return app
+
+
+def _encoded_document(app: FastAPI) -> bytes:
+    return json.dumps(document(app), separators=(",", ":")).encode()

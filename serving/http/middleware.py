@@ -1,0 +1,145 @@
+"""The outermost layer of the web application: request ids, authorisation, headers, limits, log and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.errors import MalformedRequestError, ParameterError, RequestError, ServerError, TooManyBytesError
+from serving.http.auth import ADMIN_PATHS, API_HEADERS, KEY_PATHS, PAGE_HEADERS, check_admin, check_change, check_key
+from serving.http.context import RequestContext
+from serving.http.responses import error_response, no_such_page
+from serving.http.schemas import SCHEMA
+from serving.settings import Settings
+from serving.telemetry import log
+from serving.telemetry.logs import RequestLog
+from serving.telemetry.metrics import LATENCY, REQUESTS
+
+PROBES = frozenset(("/livez", "/readyz", "/healthz", "/metrics"))
+"""Successful requests to these are not logged."""
+OTHER = "other"
+"""The metrics' label for every path that is not a route: paths are made up by callers."""
+MAX_JSON_BYTES, MAX_JSON_PARTS = 1024 * 1024, 100_016
+"""Bounds of a body that the framework parses: each small JSON value takes many times its size once it is parsed."""
+
+SCHEMA_HEADER = (b"x-openworld-schema", str(SCHEMA).encode())
+
+
+class RequestMiddleware:
+    """Every request passes here first, and every response last."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, endpoints: Collection[str]) -> None:
+        self._app = app
+        self._key = settings.api_key
+        self._token = settings.admin_token
+        self._tracing = settings.tracing
+        self._endpoints = endpoints
+        self._log = RequestLog(settings.log) if settings.access_log else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # There are no WebSockets; the application refuses them.
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        context = RequestContext.attach(scope)
+        response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context)
+        try:
+            self._check(scope, context)
+            bounded = receive if scope["path"].startswith(KEY_PATHS) else _bounded(receive)
+            # A GET route answers HEAD, too; the body is left out.
+            inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self._app(inner, bounded, response.send)
+        except RequestError as error:
+            await error_response(error, context)(scope, receive, response.send)
+        except Exception:
+            log.exception("request %s failed", context.request_id, extra={"request_id": context.request_id})
+            if not response.started:
+                failed = ServerError("the server failed", got="an error", allowed="see its log")
+                await error_response(failed, context)(scope, receive, response.send)
+        finally:
+            self._record(scope, context, response.status, time.perf_counter() - started)
+
+    def _check(self, scope: Scope, context: RequestContext) -> None:
+        """Refuse what may not reach a route."""
+        path, headers = scope["path"], scope["headers"]
+        # Some frameworks match a path that ends in a line break with the route without it.
+        if not path.isprintable():
+            raise no_such_page(path)
+        # Whatever starts like a protected path is protected, however the framework reads the rest.
+        if self._key is not None and path.startswith(KEY_PATHS):
+            check_key(headers, self._key)
+        if path.startswith(ADMIN_PATHS):
+            context.user = check_admin(headers, self._token)
+            check_change(scope["method"], headers)
+        _check_parameters(scope["query_string"])
+
+    def _record(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
+        path = scope["path"]
+        endpoint = path if path in self._endpoints else OTHER
+        REQUESTS.labels(endpoint, status).inc()
+        LATENCY.labels(endpoint).observe(seconds)
+        if self._log is not None and (path not in PROBES or status >= 400):
+            self._log.write(context.request_id, scope["method"], path, status, seconds, context.error_code)
+
+
+class _ResponseSender:
+    """Adds the headers that every response has, and remembers the status."""
+
+    def __init__(self, scope: Scope, send: Send, more: list[tuple[bytes, bytes]], context: RequestContext) -> None:
+        self.status = 500
+        self.started = False
+        self._bodyless = scope["method"] == "HEAD"
+        self._send = send
+        prediction = scope["path"].startswith(KEY_PATHS)
+        request_id = (b"x-request-id", context.request_id.encode())
+        self._headers = [request_id, SCHEMA_HEADER, *more, *(API_HEADERS if prediction else PAGE_HEADERS)]
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self.status = True, message["status"]
+            message["headers"] = [*message["headers"], *self._headers]
+        elif self._bodyless and message["type"] == "http.response.body":
+            message["body"] = b""
+        await self._send(message)
+
+
+def _trace_header() -> Iterator[tuple[bytes, bytes]]:
+    """The id of the trace that BentoML's OpenTelemetry middleware began or continued for this request."""
+    from opentelemetry import trace
+
+    if (span := trace.get_current_span().get_span_context()).is_valid:
+        yield b"x-trace-id", trace.format_trace_id(span.trace_id).encode()
+
+
+def _check_parameters(query: bytes) -> None:
+    """Refuse a parameter that is given twice, of which the framework would ignore one."""
+    if b"&" in query:
+        names = [part.partition(b"=")[0] for part in query.split(b"&")]
+        if len(names) != len(set(names)):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ParameterError("parameter given twice", got=twice.decode("latin-1"), allowed="each parameter once")
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Receive a body of a bounded number of bytes and JSON values."""
+    size = parts = 0
+
+    async def bounded() -> Message:
+        nonlocal size, parts
+        message = await receive()
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        parts += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
+        if size > MAX_JSON_BYTES:
+            raise TooManyBytesError(
+                "body too large", got=f"at least {size} bytes", allowed=f"up to {MAX_JSON_BYTES} bytes"
+            )
+        if parts > MAX_JSON_PARTS:
+            got = f"at least {parts} commas and opening brackets"
+            raise MalformedRequestError("JSON body has too many parts", got=got, allowed=f"up to {MAX_JSON_PARTS}")
+        return message
+
+    return bounded

@@ -1,0 +1,120 @@
+"""The API document: FastAPI derives it from the routes, and this adds what their types cannot express."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from serving import errors
+from serving.errors import RequestError
+from serving.http.auth import ADMIN_PATHS, KEY_PATHS
+from serving.http.schemas import SCHEMA, error_answer
+
+REQUEST_ID = "5f2c9a7b1e604d83"
+FILE_SCHEMA = {"type": "string", "format": "binary"}
+
+EXAMPLES: dict[type[RequestError], tuple[str, str, str]] = {
+    errors.MalformedRequestError: ("form must hold one file", "2 files", "one file"),
+    errors.UnauthorizedError: ("predictions need an API key", "none that is valid", "authorization: Bearer KEY"),
+    errors.AdminTokenError: ("the admin token is needed", "none that is valid", "authorization: Bearer TOKEN"),
+    errors.AdminOffError: ("this part is off", "no admin token in the server's settings", "a server with a token"),
+    errors.CrossSiteError: ("requested by another site", "cross-site", "the same site, or a program"),
+    errors.NoSuchItemError: ("not in the quarantine", "no item 99", "what /unknowns/groups lists"),
+    errors.MethodError: ("the page takes another method", "PUT", "POST"),
+    errors.SwapError: ("nothing to roll back to", "no previous bundle", "one, from the last swap"),
+    errors.QuarantineOffError: ("no quarantine", "OPENWORLD_QUARANTINE_URL not set", "a server with it"),
+    errors.AlreadyLearnedError: ("learned already", "item 17 was learned as '8'", "images that no model has learned"),
+    errors.TooManyBytesError: ("body too large", "20971520 bytes", "up to 10485760 bytes for this content type"),
+    errors.TooManyPixelsError: ("image too large", "12000 x 12000 pixels", "up to 16000000 pixels"),
+    errors.TooManyImagesError: ("too many images", "65", "1 to 64"),
+    errors.MediaTypeError: ("body cannot be read", "Content-Type text/plain", "application/json"),
+    errors.ImageFormatError: ("not a supported image", "content that starts with b'GIF89a'", "PNG, JPEG, WebP, BMP"),
+    errors.EmptyImageError: ("no image", "0 bytes", "1 to 10485760 bytes"),
+    errors.BrokenImageError: ("image cannot be read", "300 bytes of PNG", "a complete, undamaged file"),
+    errors.ParameterError: ("no such task", "task=9", "0 to 3"),
+    errors.BadLabelError: ("label cannot be used", "label is ''", "1 to 100 printable characters"),
+    errors.BundleRefusedError: ("worker 4711 refused the bundle", "rule.json: corrupt", "a complete bundle"),
+    errors.OutputError: ("the network failed on this image", "NaN or infinity", "finite numbers"),
+    errors.ServerError: ("the server failed", "an error", "see its log"),
+    errors.BusyError: ("too much to do", "1 more beside 128", "128 images at a time in this worker"),
+    errors.QuarantineAwayError: ("the quarantine is away", "database is locked", "the same request again"),
+    errors.DeadlineError: ("the deadline passed", "no answer", "30 seconds from the request's head to its answer"),
+}
+"""Problem, what was received, and what is allowed."""
+
+_KEY_SECURITY: list[dict[str, list[str]]] = [{}, {"bearer": []}, {"key": []}]
+"""The empty entry: most servers ask for no key."""
+_ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin": []}, {"admin_page": []}]
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "admin": {"type": "http", "scheme": "bearer", "description": "the admin token"},
+    "admin_page": {"type": "http", "scheme": "basic", "description": "any name, with the admin token as password"},
+}
+
+
+def error_responses(*kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route for these errors, for FastAPI; every route may also answer 405 and 500."""
+    examples = [_example(kind) for kind in (*kinds, errors.MethodError, errors.ServerError)]
+    statuses = sorted({error.status for error in examples})
+    return {status: _error_response([error for error in examples if error.status == status]) for status in statuses}
+
+
+def file_response(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
+    """A successful response that is a file."""
+    return {200: {"description": description, "content": {kind: {"schema": FILE_SCHEMA} for kind in media_types}}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of the application."""
+    described = get_openapi(
+        title="openworld",
+        version=str(SCHEMA),
+        description="Classifies an image, or says that it belongs to no learned class.",
+        routes=app.routes,
+        separate_input_output_schemas=False,
+    )
+    described["components"]["securitySchemes"] = _SECURITY_SCHEMES
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            if path.startswith(KEY_PATHS):
+                operation["security"] = _KEY_SECURITY
+                operation["parameters"].append(_REQUEST_ID_PARAMETER)
+            if path.startswith(ADMIN_PATHS):
+                operation["security"] = _ADMIN_SECURITY
+            for response in operation["responses"].values():
+                response["headers"] = {**_HEADERS, **response.get("headers", {})}
+    return described
+
+
+def _example(kind: type[RequestError]) -> RequestError:
+    problem, got, allowed = EXAMPLES[kind]
+    return kind(problem, got=got, allowed=allowed)
+
+
+def _error_response(examples: list[RequestError]) -> dict[str, Any]:
+    shown = {error.code: {"value": error_answer(error, REQUEST_ID).model_dump(mode="json")} for error in examples}
+    headers = {name: _header("string", value) for error in examples for name, value in (error.headers or {}).items()}
+    schema = {"$ref": "#/components/schemas/ErrorAnswer"}
+    return {
+        "description": ", or ".join(error.__doc__ or error.code for error in examples),
+        "headers": headers,
+        "content": {"application/json": {"schema": schema, "examples": shown}},
+    }
+
+
+def _header(kind: str, value: Any) -> dict[str, Any]:
+    return {"schema": {"type": kind}, "example": value}
+
+
+_HEADERS = {"x-request-id": _header("string", REQUEST_ID), "x-openworld-schema": _header("integer", SCHEMA)}
+_REQUEST_ID_PARAMETER = {
+    "name": "x-request-id",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,64}$"},
+    "description": "returned in the response and logged; random if it is not given",
+    "example": REQUEST_ID,
+}

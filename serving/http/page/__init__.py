@@ -1,0 +1,81 @@
+"""The web page, the API reader (/docs), the files of both (/page), and sample images.
+
+Samples are the small PNG and JPEG files in the folder OPENWORLD_SAMPLES, by default `samples` beside the bundle. The
+folder is read at every request, so it may be filled while the server runs; without it the page shows no samples.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from stat import S_ISREG
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from serving.settings import Settings
+
+STATIC = Path(__file__).parent / "static"
+MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
+MAX_SAMPLES, MAX_SAMPLE_BYTES = 24, 512 * 1024
+
+# Requested again at every visit and answered with 304 while unchanged: an upgrade never meets an old script.
+FRESH = {"Cache-Control": "no-cache"}
+
+
+class PageFiles(StaticFiles):
+    """Files that a browser caches but revalidates."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(FRESH)
+        return response
+
+
+def samples() -> dict[str, Path]:
+    """The sample images by file name; no other file is ever opened."""
+    folder = Settings.from_environment().samples_folder
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    return {file.name: file for file in [file for file in files if _is_sample(file)][:MAX_SAMPLES]}
+
+
+def _is_sample(file: Path) -> bool:
+    """Whether it is a small regular image file; a link could lead out of the folder."""
+    if file.suffix.lower() not in MEDIA_TYPES or file.name.startswith("."):
+        return False
+    try:
+        found = file.lstat()
+    except OSError:
+        return False
+    return S_ISREG(found.st_mode) and 0 < found.st_size <= MAX_SAMPLE_BYTES
+
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def index() -> Response:
+    return FileResponse(STATIC / "index.html", headers=FRESH)
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    return FileResponse(STATIC / "docs.html", headers=FRESH)
+
+
+@router.get("/samples")
+def sample_names() -> Response:
+    return JSONResponse({"samples": list(samples())}, headers=FRESH)
+
+
+@router.get("/samples/{name}")
+def sample(name: str) -> Response:
+    file = samples().get(name)
+    if file is None:
+        raise HTTPException(404)
+    return FileResponse(file, media_type=MEDIA_TYPES[file.suffix.lower()], headers=FRESH)

@@ -1,0 +1,177 @@
+"""The routes /predict and /predict_many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic.json_schema import SkipJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving import errors
+from serving.errors import DeadlineError, RequestError
+from serving.http.context import RequestContext
+from serving.http.inflight_bytes import InflightBytes
+from serving.http.openapi import FILE_SCHEMA, error_responses
+from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, error_answer, field
+from serving.http.upload import FORM, JSON, RAW, Upload, limit_for_many, limit_for_one, read_body
+from serving.inference.answers import DEFAULT_TOP, PredictionOptions
+from serving.inference.job import ReadImage
+from serving.inference.loaded import LoadedModel
+from serving.inference.queue import InferenceQueue
+from serving.settings import Settings
+from serving.telemetry import metrics
+
+
+class PredictionQuery(ApiModel):
+    """The parameters of a prediction."""
+
+    task: int | SkipJsonSchema[None] = field("predict within this task", 2, default=None, ge=0)
+    alpha: float | SkipJsonSchema[None] = field(
+        "share of known images that may be called unknown", 0.05, default=None, gt=0, lt=1
+    )
+    top: int | SkipJsonSchema[None] = field(
+        f"how many classes to list; {DEFAULT_TOP} by default", 3, default=None, ge=1
+    )
+
+    def options(self, loaded: LoadedModel) -> PredictionOptions:
+        """The options for a model; a ParameterError if the model cannot satisfy them."""
+        if self.task is self.alpha is self.top is None:
+            return loaded.default_options
+        return PredictionOptions.for_model(loaded.model, task=self.task, alpha=self.alpha, top=self.top)
+
+
+SplitUpload = Callable[[Upload], Awaitable[Sequence[ReadImage]]]
+
+
+class Predictions:
+    """Reads uploads within the limits and passes their images to the queue."""
+
+    def __init__(self, settings: Settings, queue: Callable[[], InferenceQueue]) -> None:
+        self._settings = settings
+        self._queue = queue
+        self.inflight = InflightBytes(settings.max_held)
+
+    async def one(self, request: Request, query: PredictionQuery) -> str:
+        """The answer for the one image in a request, as JSON."""
+        limit = partial(limit_for_one, size=self._settings.max_bytes)
+        (outcome,) = await self._outcomes(request, query, limit, _single_image)
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
+
+    async def many(self, request: Request, query: PredictionQuery) -> str:
+        """The answers for all images in a request, as JSON; an invalid image yields an error in its own place."""
+        limit = partial(limit_for_many, size=self._settings.max_body)
+        outcomes = await self._outcomes(request, query, limit, self._all_images)
+        return f'{{"answers":[{",".join(map(_entry, outcomes))}]}}'
+
+    async def _outcomes(
+        self, request: Request, query: PredictionQuery, limit: Callable[[str], int], split: SplitUpload
+    ) -> list[str | RequestError]:
+        queue = self._queue()
+        loaded = queue.loaded
+        options = query.options(loaded)
+        # Where there is no room, no body is read. Room is taken by whole bodies: a slow upload keeps nobody out.
+        queue.check_room()
+        kind, announced = request.headers.get("content-type", ""), request.headers.get("content-length", "")
+        request_id = RequestContext.of(request).request_id
+        async with self._deadline():
+            with self.inflight.request() as reserve:
+                # No variable refers to the upload: copies of its images need not keep it in memory.
+                images = await split(Upload(kind, await read_body(request.receive, announced, limit(kind), reserve)))
+                return await queue.predict(images, options, loaded, request_id=request_id, receive=request.receive)
+
+    async def _all_images(self, upload: Upload) -> Sequence[ReadImage]:
+        images = await asyncio.to_thread(upload.images, self._settings.max_images)
+        return [partial(_unwrap, image) for image in images]
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        seconds = self._settings.deadline
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            allowed = f"{seconds:g} seconds from the request's head to its answer"
+            raise DeadlineError("the deadline passed", got="no answer", allowed=allowed) from None
+
+
+async def _single_image(upload: Upload) -> Sequence[ReadImage]:
+    return [upload.image]
+
+
+def _unwrap(image: bytes | RequestError) -> bytes:
+    if isinstance(image, RequestError):
+        raise image
+    return image
+
+
+def _entry(outcome: str | RequestError) -> str:
+    if isinstance(outcome, str):
+        return outcome
+    metrics.REJECTED.labels(outcome.code).inc()
+    return error_answer(outcome).model_dump_json(exclude_none=True)
+
+
+_ERRORS = error_responses(
+    errors.MalformedRequestError,
+    errors.UnauthorizedError,
+    errors.TooManyBytesError,
+    errors.TooManyPixelsError,
+    errors.TooManyImagesError,
+    errors.MediaTypeError,
+    errors.ImageFormatError,
+    errors.EmptyImageError,
+    errors.BrokenImageError,
+    errors.ParameterError,
+    errors.OutputError,
+    errors.BusyError,
+    errors.DeadlineError,
+)
+
+
+def _form(field: str, schema: object) -> dict[str, object]:
+    return {"schema": {"type": "object", "properties": {field: schema}, "required": [field]}}
+
+
+_FILE = {"schema": FILE_SCHEMA}
+_ONE_BODY = {
+    "description": "One PNG, JPEG, WebP or BMP image; the format is detected from its content.",
+    "required": True,
+    "content": {
+        FORM: _form("image", FILE_SCHEMA),
+        "image/*": _FILE,
+        RAW: _FILE,
+        JSON: {"schema": ImageBody.model_json_schema()},
+    },
+}
+_MANY_BODY = {
+    "description": "PNG, JPEG, WebP or BMP images, which are answered in order.",
+    "required": True,
+    "content": {
+        FORM: _form("images", {"type": "array", "items": FILE_SCHEMA}),
+        JSON: {"schema": ImagesBody.model_json_schema()},
+    },
+}
+
+router = APIRouter(responses=_ERRORS)
+
+
+@router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})
+async def predict(request: Request, query: Annotated[PredictionQuery, Query()]) -> Response:
+    """Classify an image, or say that it is unknown."""
+    predictions: Predictions = request.app.state.predictions
+    return Response(await predictions.one(request, query), media_type=JSON)
+
+
+@router.post("/predict_many", response_model=Answers, openapi_extra={"requestBody": _MANY_BODY})
+async def predict_many(request: Request, query: Annotated[PredictionQuery, Query()]) -> Response:
+    """Classify several images; an invalid image yields an error in its own place."""
+    predictions: Predictions = request.app.state.predictions
+    return Response(await predictions.many(request, query), media_type=JSON)

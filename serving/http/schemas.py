@@ -1,0 +1,197 @@
+"""Requests and responses of the API. `SCHEMA` grows when an old client could no longer read or send them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.errors import RequestError
+
+SCHEMA = 1
+UNKNOWN = "unknown"
+"""The label of images of no learned class. A class may have the same name: `known` tells the two apart."""
+
+
+def field(description: str, example: Any, **rules: Any) -> Any:
+    """A field with what the API document shows of it."""
+    return Field(description=description, examples=[example], **rules)
+
+
+class ApiModel(BaseModel):
+    """A JSON object of the API; fields that are not listed are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelName(ApiModel):
+    """Which model answered."""
+
+    name: str = field("preset and method", "digits-hat")
+    version: str = field("digest of the bundle: equal versions give equal answers", "ef3557a7ea7e")
+
+
+class TaskAnswer(ApiModel):
+    """The outputs of one task for the image."""
+
+    task: int = field("number of the task", 2)
+    unknown_score: float = field("-log10 of the task's p-value, extrapolated; higher is more unknown", 1.431)
+    p_task: float = field("probability that the image belongs to this task", 0.904)
+    best_label: str = field("the task's own best guess", "5")
+
+
+class ClassAnswer(ApiModel):
+    """One of the most probable classes."""
+
+    label: str = field("name of the class", "5")
+    class_id: int = field("number of the class over all tasks", 5)
+    task: int = field("task of the class", 2)
+    probability: float = field("p_within_task * p_task of this class", 0.822)
+
+
+class Answer(ApiModel):
+    """The class of an image, or that it belongs to no learned class."""
+
+    label: str = field(f'a class label, or "{UNKNOWN}"', UNKNOWN)
+    known: bool = field("whether p_value is at least alpha; false if the label is unknown", False)
+    best_guess: str = field("label of the best class, even if the image is unknown", "5")
+    class_id: int = field("class of the best guess", 5)
+    task: int = field("task of the best guess", 2)
+    confidence: float = field("p_within_task * p_task", 0.822)
+    p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)
+    p_task: float = field("probability of the best guess's task", 0.904)
+    p_value: float = field("p-value of the task that fits the image best, or of the requested task", 0.0371)
+    unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)
+    threshold: float = field("-log10 of alpha; a higher unknown_score is called unknown if rejects_unknown", 1.301)
+    alpha: float = field("share of known images that may be called unknown", 0.05)
+    tasks: tuple[TaskAnswer, ...] = Field(description="outputs of every task, in order")
+    top: tuple[ClassAnswer, ...] = Field(description="the most probable classes, best first")
+    model: ModelName
+
+
+class ImageBody(ApiModel):
+    """A request for one image, as JSON."""
+
+    image: str = field(
+        "base64 of the image file, or a data: URL; nothing is ever fetched",
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAG7buVgAAAABJRU5ErkJggg==",
+    )
+
+
+class ImagesBody(ApiModel):
+    """A request for several images, as JSON."""
+
+    images: tuple[str, ...] = field("each as `image` of a single request", ["iVBORw0KGgo...", "/9j/4AAQSkZJRg..."])
+
+
+class ErrorDetail(ApiModel):
+    """What was wrong with a request."""
+
+    code: str = field("short and stable, for programs", "empty_image")
+    message: str = field(
+        "what was wrong, what was received and what is allowed, for people",
+        "no image: got 0 bytes; allowed: 1 to 10485760 bytes",
+    )
+    got: str = field("what was received", "0 bytes")
+    allowed: str = field("what would be accepted", "1 to 10485760 bytes")
+
+
+class ErrorAnswer(ApiModel):
+    """Why a request was not answered."""
+
+    error: ErrorDetail
+    request_id: str | None = field(
+        "the x-request-id of the response, to find it in the log", "5f2c9a7b1e604d83", default=None
+    )
+
+
+def error_answer(error: RequestError, request_id: str | None = None) -> ErrorAnswer:
+    """The response body for an error."""
+    detail = ErrorDetail(code=error.code, message=str(error), got=error.got, allowed=error.allowed)
+    return ErrorAnswer(error=detail, request_id=request_id)
+
+
+class Answers(ApiModel):
+    """One entry per image, in the order of the request; an invalid image yields an error in its own place."""
+
+    answers: tuple[Answer | ErrorAnswer, ...] = Field(description="an answer, or the error of that image")
+
+
+class TaskDescription(ApiModel):
+    """One learned task; `labels[i]` has class_id `first_class_id + i`."""
+
+    task: int = field("number of the task", 2)
+    first_class_id: int = field("class_id of its first label", 4)
+    labels: tuple[str, ...] = field("its classes, in order of class_id", ["4", "5"])
+    own_images: int = field("number of its own images that its p-values rest on", 270)
+
+
+class ImageDescription(ApiModel):
+    """The network's input size; images of any size and mode are converted to it."""
+
+    height: int = field("pixels", 16)
+    width: int = field("pixels", 16)
+    mode: Literal["L", "RGB"] = field("L is greyscale", "L")
+
+
+class CascadeDescription(ApiModel):
+    """Whether every task runs on all rotations of an image, or only the tasks that can still win."""
+
+    candidates: int | None = field("how many tasks at most run on the other rotations; null: all of them", 2)
+    margin: float | None = field("a task runs on them only if its score is this close to the best; null: always", 4.0)
+    seen: float | None = field("how many tasks run on the other rotations, mean over validation images", 1.2)
+    agreement: float | None = field("share of validation images with the same answer as without the cascade", 0.9995)
+    images: int = field("number of validation images that were measured", 2000)
+
+
+class ModelDescription(ApiModel):
+    """The model that is served."""
+
+    schema_: int = Field(alias="schema", description="version of the API", examples=[SCHEMA])
+    name: str = field("preset and method", "digits-hat")
+    version: str = field("digest of the bundle: equal versions give equal answers", "ef3557a7ea7e")
+    created: str = field("when the bundle was written", "2024-01-01T00:00:00Z")
+    method: str = field("training method", "hat")
+    preset: str = field("training preset", "digits")
+    image: ImageDescription
+    tasks: tuple[TaskDescription, ...] = Field(description="the learned tasks, in order")
+    score: str = field("the unknown score that the decision rule uses", "mahalanobis")
+    alpha: float = field("share of known images that may be called unknown, unless a request asks for another", 0.05)
+    threshold: float = field("-log10 of alpha", 1.301)
+    expected_acceptance: float = field(
+        "1 - alpha: about this share of known images is accepted; at least, if p-values rest on validation images", 0.95
+    )
+    rejects_unknown: bool = field(
+        "false if a task has fewer than 1 / alpha own images: then no image is called unknown", True
+    )
+    provider: str = field("execution provider of onnxruntime", "CPUExecutionProvider")
+    precision: str = field("precision of the network's arithmetic", "int8")
+    precisions: tuple[str, ...] = field("precisions in the bundle", ["fp32", "int8"])
+    cascade: CascadeDescription
+    max_batch: int = field("largest batch of waiting images; 1 if batches are not faster", 1)
+    metrics: dict[str, Any] = field("measured before export on images that were not trained on", {"cil_accuracy": 0.97})
+    versions: dict[str, str] = field("versions of the packages that wrote the bundle", {"torch": "2.14.1"})
+
+
+class WorkerStatus(ApiModel):
+    """One worker process."""
+
+    pid: int = field("process id, on the server's machine", 4711)
+    version: str = field("version that it serves; empty while it starts", "ef3557a7ea7e")
+    previous: str | None = field("version that it keeps in memory for a rollback", "859549a0961c")
+    error: str | None = field("why it refused the last bundle, if it did", None)
+
+
+class ServerStatus(ApiModel):
+    """What the workers serve, and how the last swap went."""
+
+    version: str = field("version that all workers serve or are switching to", "ef3557a7ea7e")
+    previous: str | None = field("version that a rollback returns to, unless a shelf says otherwise", "859549a0961c")
+    refused: str | None = field("why the last swap was refused, if it was", None)
+    workers: tuple[WorkerStatus, ...] = Field(description="those that live, by process id")
+
+
+class SwapAnswer(ServerStatus):
+    """All workers serve this version now."""
+
+    changed: bool = field("false if they served the same version before", True)

@@ -1,0 +1,1 @@
+"""From image bytes to an answer inside a worker: queue, batches, answers."""

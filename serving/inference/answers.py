@@ -1,0 +1,134 @@
+"""From a decision to the answer that a caller reads; shared by the server and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serving.bundle.decision import Verdicts, threshold
+from serving.bundle.errors import ImageError
+from serving.bundle.manifest import Manifest
+from serving.bundle.model import Model
+from serving.bundle.pixels import decode, to_pixels
+from serving.errors import ParameterError, refused_image
+from serving.http.schemas import SCHEMA, UNKNOWN, Answer, ModelDescription
+
+DEFAULT_TOP = 3
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """Options of a prediction, checked against the model."""
+
+    task: int | None
+    alpha: float
+    top: int
+
+    @classmethod
+    def for_model(
+        cls, model: Model, *, task: int | None = None, alpha: float | None = None, top: int | None = None
+    ) -> PredictionOptions:
+        """Fill in the defaults; a ParameterError if a value does not suit the model."""
+        tasks, classes = len(model.manifest.tasks), len(model.manifest.labels)
+        if task is not None and not 0 <= task < tasks:
+            raise ParameterError("no such task", got=f"task={task}", allowed=f"0 to {tasks - 1}")
+        if alpha is not None and not 0 < alpha < 1:
+            raise ParameterError("alpha is a share", got=f"alpha={alpha}", allowed="0 < alpha < 1")
+        if top is not None and not 1 <= top <= classes:
+            raise ParameterError("no such number of classes", got=f"top={top}", allowed=f"1 to {classes}")
+        return cls(
+            task=task,
+            alpha=model.bundle.rule.alpha if alpha is None else alpha,
+            top=min(DEFAULT_TOP, classes) if top is None else top,
+        )
+
+
+class AnswerFormatter:
+    """Turns decisions of one model into the fields of an `Answer`, as plain values."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        # The manifest computes these on every access.
+        self._labels = manifest.labels
+        self._tasks = [(task.task, task.first_class_id, task.labels) for task in manifest.tasks]
+        self._task_of_class = [task.task for task in manifest.tasks for _ in task.labels]
+        self._model = {"name": manifest.name, "version": manifest.version}
+
+    def fields(self, verdicts: Verdicts, row: int, options: PredictionOptions) -> dict[str, Any]:
+        """The fields of the answer for one row of a decision."""
+        class_id, known = int(verdicts.class_id[row]), bool(verdicts.known[row])
+        task = self._task_of_class[class_id]
+        p_within_task, p_task = verdicts.p_within_task[row].tolist(), verdicts.p_task[row].tolist()
+        return {
+            "label": self._labels[class_id] if known else UNKNOWN,
+            "known": known,
+            "best_guess": self._labels[class_id],
+            "class_id": class_id,
+            "task": task,
+            "confidence": float(verdicts.probability[row, class_id]),
+            "p_within_task": p_within_task[class_id],
+            "p_task": p_task[task],
+            "p_value": float(verdicts.p_value[row]),
+            "unknown_score": float(verdicts.unknown_score[row]),
+            "threshold": threshold(options.alpha),
+            "alpha": options.alpha,
+            "tasks": self._task_answers(verdicts.task_unknown_score[row].tolist(), p_task, p_within_task),
+            "top": self._class_answers(verdicts, row, options.top),
+            "model": self._model,
+        }
+
+    def _task_answers(
+        self, unknown_score: list[float], p_task: list[float], p_within_task: list[float]
+    ) -> list[dict[str, Any]]:
+        answers = []
+        for task, first, labels in self._tasks:
+            own = p_within_task[first : first + len(labels)]
+            best = labels[own.index(max(own))]
+            answers.append(
+                {"task": task, "unknown_score": unknown_score[task], "p_task": p_task[task], "best_label": best}
+            )
+        return answers
+
+    def _class_answers(self, verdicts: Verdicts, row: int, count: int) -> list[dict[str, Any]]:
+        probability = verdicts.probability[row]
+        # Stable, so that ties resolve as in the decision's argmax and the first entry is always the best guess.
+        order = np.argsort(-probability, kind="stable")[:count]
+        return [
+            {
+                "label": self._labels[class_id],
+                "class_id": class_id,
+                "task": self._task_of_class[class_id],
+                "probability": value,
+            }
+            for class_id, value in zip(order.tolist(), probability[order].tolist(), strict=True)
+        ]
+
+
+def answer_image(model: Model, content: bytes, options: PredictionOptions) -> Answer:
+    """The answer for one image file."""
+    try:
+        pixels = to_pixels(decode(content), model.manifest.image)
+        verdicts = model.predict(pixels[np.newaxis], alpha=options.alpha, given_task=options.task)
+    except ImageError as error:
+        raise refused_image(error) from error
+    return Answer.model_validate(AnswerFormatter(model.manifest).fields(verdicts, 0, options))
+
+
+def describe(model: Model, *, max_batch: int = 1) -> ModelDescription:
+    """The description of a model, for /model."""
+    manifest, rule = model.manifest, model.bundle.rule
+    described = {
+        **manifest.model_dump(),
+        "schema": SCHEMA,
+        "score": rule.score,
+        "alpha": rule.alpha,
+        "threshold": threshold(rule.alpha),
+        "expected_acceptance": 1 - rule.alpha,
+        "rejects_unknown": not rule.blind_tasks(),
+        "provider": model.provider,
+        "precision": model.precision,
+        "max_batch": max_batch,
+    }
+    # The manifest has more fields, such as checksums, that concern nobody else.
+    return ModelDescription.model_validate(described, extra="ignore")

@@ -1,0 +1,108 @@
+"""Everything behind a worker's answers: its model, its queue, its part in swaps, and the quarantine."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from prometheus_client import Gauge
+
+from serving.bundle.model import Model
+from serving.bundle.pixels import Limits
+from serving.host.cpus import available_cpus, plan_cpus
+from serving.host.memory import map_large_blocks
+from serving.host.preflight import bentoml_home, create_group, first_bundle
+from serving.inference.loaded import LoadedModel
+from serving.inference.queue import InferenceQueue
+from serving.quarantine import keeper_of
+from serving.settings import Settings, WorkerSettings
+from serving.swap.agreement import WorkerGroup
+from serving.swap.follower import Follower
+from serving.swap.leader import SwapLeader
+from serving.telemetry import metrics
+
+KEEPER_TIMEOUT = 5.0
+"""Seconds at shutdown for the quarantine's keeper to write what it has accepted."""
+
+
+class Engine:
+    """One per worker; its model is loaded and tested when the constructor returns."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._plan = plan_cpus(settings, available_cpus())
+        map_large_blocks()
+        self._follower: Follower | None = None
+        self.swaps: SwapLeader | None = None
+        if settings.swappable:
+            group = _group(settings)
+            self._follower = Follower(group, self.load, self.switch)
+            self.swaps = SwapLeader(group, shelf=settings.bundles, bundle=settings.bundle)
+        self.keeper = keeper_of(settings)
+        self.queue = InferenceQueue(
+            self.load(settings.bundle) if self._follower is None else self._follower.served,
+            limit=settings.queue,
+            # One more than can run at a time, so that a huge image does not hold up the small ones behind it.
+            threads=self._plan.threads + 1,
+            limits=Limits(settings.max_bytes, settings.max_pixels),
+            window=settings.window,
+            keeper=self.keeper,
+        )
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model for new requests."""
+        return self.queue.loaded
+
+    def load(self, path: Path) -> LoadedModel:
+        """Load a bundle and check that it reproduces its golden answers here."""
+        model = Model.load(
+            path,
+            provider=self.settings.provider,
+            precision=self.settings.precision,
+            threads=self._plan.threads,
+            alpha=self.settings.alpha,
+        )
+        model.self_test()
+        return LoadedModel.prepare(model, self.settings.batch)
+
+    def start(self) -> None:
+        """Set the gauges of this worker, and follow swaps."""
+        metrics.forget_dead_workers()
+        metrics.LIMIT.set(self.settings.queue)
+        _gauge(self.loaded).set(1)
+        if self._follower is not None and self.swaps is not None:
+            self._follower.start(beside=self.swaps.watch)
+        # Objects that live as long as the server need no scanning; long pauses would raise the p99 latency.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 1000)
+
+    def switch(self, loaded: LoadedModel) -> None:
+        """Use another model for new requests; called in a thread of its own."""
+        before, self.queue.loaded = self.queue.loaded, loaded
+        metrics.forget_dead_workers()
+        _gauge(before).set(0)
+        _gauge(loaded).set(1)
+
+    def close(self) -> None:
+        """Stop the threads; all accepted requests have been answered by now."""
+        if self.swaps is not None:
+            self.swaps.close()
+        if self._follower is not None:
+            self._follower.close()
+        self.queue.close()
+        if self.keeper is not None:
+            self.keeper.close(KEEPER_TIMEOUT)
+
+
+def _group(settings: Settings) -> WorkerGroup:
+    if folder := WorkerSettings.from_environment().group:
+        return WorkerGroup(folder)
+    # A worker that was not deployed by a server is a group of its own.
+    return create_group(settings, first_bundle(settings), bentoml_home())
+
+
+def _gauge(loaded: LoadedModel) -> Gauge:
+    manifest = loaded.model.manifest
+    return metrics.MODEL.labels(manifest.name, manifest.version, loaded.model.provider)

@@ -1,0 +1,277 @@
+"""The path of an image through a worker: accepted or refused at once, decoded, run, answered.
+
+Threads decode images. Whichever of them finds the graph idle runs it for everything that is decoded by then, so a
+batch is what arrived while the last one ran, and nobody ever waits for a batch to fill. If batches are not faster, one
+image is run at a time. The event loop only submits images and takes answers back.
+
+The bundle may be swapped at any time: an image is answered by the model that was loaded when it was submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Receive
+
+from serving.bundle.errors import ImageError
+from serving.bundle.pixels import Limits
+from serving.errors import BusyError, ClientGoneError, RequestError, ServerError, refused_image
+from serving.inference.answers import PredictionOptions
+from serving.inference.disconnect import DisconnectWatcher
+from serving.inference.job import Job, ReadImage, answer_batch
+from serving.inference.loaded import LoadedModel
+from serving.quarantine.records import Arrival
+from serving.telemetry import log, metrics
+
+if TYPE_CHECKING:
+    from serving.quarantine.keeper import Keeper
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds that `close` waits for a thread; one that is still decoding cannot be stopped and ends with the process."""
+
+
+class InferenceQueue:
+    """A worker's only path to the graph; used on the event loop."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        limit: int,
+        threads: int,
+        limits: Limits,
+        window: int = 1000,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.loaded = loaded
+        """May be set from any thread; queued images keep the model that they were submitted with."""
+        self.depth = 0
+        self._keeper = keeper
+        self._limit = limit
+        self._limits = limits
+        self._window = metrics.SlidingWindow(window)
+        self._seconds_per_image = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._incoming: SimpleQueue[Job | None] = SimpleQueue()
+        self._large: deque[Job] = deque()
+        self._decoding_large = threading.Lock()
+        self._decoded: deque[Job] = deque()
+        self._graph = threading.Lock()
+        self._threads = [threading.Thread(target=self._work, name=f"image-{n}", daemon=True) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def check_room(self, images: int = 1) -> None:
+        """Raise a BusyError if there is no room for so many more images."""
+        # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
+        if self.depth and self.depth + images > self._limit:
+            raise BusyError(
+                "too much to do",
+                got=f"{images} more beside {self.depth}",
+                allowed=f"{self._limit} images at a time in this worker",
+                retry_after=max(1, math.ceil(self.depth * self._seconds_per_image)),
+            )
+
+    @contextlib.contextmanager
+    def admitted(self, images: int = 1) -> Iterator[None]:
+        """Reserve room for so many images until the block ends, or raise a BusyError at once."""
+        self.check_room(images)
+        self.depth += images
+        metrics.DEPTH.set(self.depth)
+        try:
+            yield
+        finally:
+            self.depth -= images
+            metrics.DEPTH.set(self.depth)
+
+    def submit(
+        self, read: ReadImage, options: PredictionOptions, loaded: LoadedModel, request_id: str | None = None
+    ) -> asyncio.Future[str]:
+        """Queue an image; the future gets the answer as JSON, or a RequestError. Cancel it to give up.
+
+        `options` were checked against `loaded`, which may have been replaced since; `request_id` is for the log.
+        """
+        self._loop = asyncio.get_running_loop()
+        done: asyncio.Future[str] = self._loop.create_future()
+        self._incoming.put(Job(read, options, loaded, done, request_id))
+        return done
+
+    async def predict(
+        self,
+        images: Sequence[ReadImage],
+        options: PredictionOptions,
+        loaded: LoadedModel,
+        *,
+        request_id: str | None = None,
+        receive: Receive | None = None,
+    ) -> list[str | RequestError]:
+        """The answer of each image as JSON, or its error, in order; a BusyError if there is no room for them.
+
+        `options` were checked against `loaded`. `receive` is used to notice that the client has disconnected.
+        """
+        with self.admitted(len(images)):
+            futures = [self.submit(read, options, loaded, request_id) for read in images]
+            with DisconnectWatcher(receive, futures) as watcher:
+                try:
+                    return [await _outcome(future) for future in futures]
+                except asyncio.CancelledError:
+                    if watcher.disconnected:
+                        raise ClientGoneError(
+                            "nobody waits", got="a closed connection", allowed="an open one"
+                        ) from None
+                    raise
+                finally:
+                    for future in futures:
+                        # Cancel it, or take note of its error, which asyncio would log otherwise.
+                        if not future.cancel() and not future.cancelled():
+                            future.exception()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """End the threads once they are done with the queue."""
+        for _ in self._threads:
+            self._incoming.put(None)
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while (job := self._incoming.get()) is not None:
+            self._open(job)
+            # Decode what is queued first, as long as it fits into the same batch.
+            if self._incoming.empty() or len(self._decoded) >= self.loaded.max_batch:
+                self._run_decoded()
+            # While it waits for the next job, a thread refers neither to an image nor to a replaced model.
+            del job
+        self._run_decoded()
+
+    def _open(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        try:
+            job.open(self._limits, keep_content=self._keeper is not None)
+        except Exception as error:
+            self._on_loop(self._fail, [job], error)
+            return
+        if job.large:
+            self._large.append(job)
+            self._decode_large()
+        else:
+            self._decode(job)
+
+    def _decode_large(self) -> None:
+        """Decode large images one at a time, because each takes much memory; other threads decode small ones."""
+        # As with the graph: a thread that does not get the lock leaves, because its holder looks again.
+        while self._large and self._decoding_large.acquire(blocking=False):
+            try:
+                if self._large:
+                    self._decode(self._large.popleft())
+            finally:
+                self._decoding_large.release()
+            self._run_decoded()
+
+    def _decode(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        try:
+            job.decode()
+        except Exception as error:
+            self._on_loop(self._fail, [job], error)
+            return
+        self._decoded.append(job)
+
+    def _run_decoded(self) -> None:
+        # A thread that does not get the lock leaves: its holder looks again after releasing it.
+        while self._decoded and self._graph.acquire(blocking=False):
+            try:
+                batch = self._next_batch()
+                if batch:
+                    self._run(batch)
+            finally:
+                self._graph.release()
+
+    def _next_batch(self) -> list[Job]:
+        """The first decoded jobs that one graph can run together."""
+        batch: list[Job] = []
+        while self._decoded:
+            if batch and (self._decoded[0].loaded is not batch[0].loaded or len(batch) >= batch[0].loaded.max_batch):
+                break
+            job = self._decoded.popleft()
+            if not job.abandoned:
+                batch.append(job)
+        return batch
+
+    def _run(self, batch: list[Job]) -> None:
+        try:
+            answers = answer_batch(batch, features=self._keeper is not None)
+        except Exception as error:
+            self._on_loop(self._fail, batch, error)
+            return
+        self._seconds_per_image += 0.1 * (batch[0].inference_seconds / len(batch) - self._seconds_per_image)
+        self._on_loop(self._finish, batch, answers)
+
+    def _on_loop(self, function: Any, *arguments: Any) -> None:
+        """Call a function on the event loop of the requests, from a thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _finish(self, batch: list[Job], answers: Sequence[str | RequestError]) -> None:
+        for job, outcome in zip(batch, answers, strict=True):
+            if isinstance(outcome, RequestError):
+                self._fail([job], outcome)
+            elif not job.done.done():
+                job.done.set_result(outcome)
+        # After the waiting requests have been resumed, so that their responses are sent first.
+        asyncio.get_running_loop().call_soon(self._record, batch)
+
+    def _fail(self, batch: list[Job], error: Exception) -> None:
+        request_error = _as_request_error(error, batch)
+        for job in batch:
+            if not job.done.done():
+                job.done.set_exception(request_error)
+
+    def _record(self, batch: list[Job]) -> None:
+        metrics.BATCHES.observe(len(batch))
+        for job in batch:
+            for stage in ("decode", "queue", "inference"):
+                metrics.STAGES.labels(stage).observe(getattr(job, f"{stage}_seconds"))
+            if (fields := job.fields) is not None:
+                known = fields["known"]
+                metrics.ANSWERS.labels(fields["task"], fields["best_guess"], str(known).lower()).inc()
+                metrics.P_VALUES.observe(fields["p_value"])
+                self._window.add(not known)
+                if self._keeper is not None:
+                    self._offer(self._keeper, job, fields)
+
+    @staticmethod
+    def _offer(keeper: Keeper, job: Job, fields: dict[str, Any]) -> None:
+        """Offer the image to the quarantine's keeper, which has a thread of its own."""
+        kind = keeper.wants(fields["known"])
+        if kind is not None and job.content is not None and job.features is not None:
+            # A copy of its own row, so that the rest of the batch is not kept in memory with it.
+            keeper.offer(Arrival(job.content, kind, time.time(), job.loaded.version, fields, job.features.copy()))
+
+
+async def _outcome(future: asyncio.Future[str]) -> str | RequestError:
+    try:
+        return await future
+    except RequestError as error:
+        return error.without_traceback()
+
+
+def _as_request_error(error: Exception, batch: list[Job]) -> RequestError:
+    """The error for the callers; an unexpected one is logged with its traceback."""
+    if isinstance(error, ImageError):
+        return refused_image(error)
+    if isinstance(error, RequestError):
+        return error.without_traceback()
+    requests = ", ".join(sorted({job.request_id for job in batch if job.request_id is not None})) or None
+    log.error("no answer for an image of request %s", requests, exc_info=error, extra={"request_id": requests})
+    return ServerError("the server failed on this image", got=type(error).__name__, allowed="see its log")

@@ -1,0 +1,1 @@
+"""The quarantine over HTTP, for labelling; the admin token is needed."""

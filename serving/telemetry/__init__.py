@@ -1,0 +1,6 @@
+"""Metrics and logs."""
+
+import logging
+
+log = logging.getLogger("bentoml.openworld")
+"""Below BentoML's logger, which a server shows."""

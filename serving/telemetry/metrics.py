@@ -1,0 +1,129 @@
+"""The metrics of a server. Every worker counts for itself; `/metrics` of any worker returns the sum over all of them.
+
+Labels come from closed sets (routes, error codes, the model's classes), so that no request can add a series.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import REGISTRY, Collector
+
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Read by prometheus_client when it is imported. BentoML sets it for its workers."""
+
+SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SHARES = (0.0001, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+MODEL_INFO = "openworld_model_info"
+
+REQUESTS = Counter("openworld_requests", "Requests by endpoint and status", ["endpoint", "status"])
+LATENCY = Histogram(
+    "openworld_request_seconds",
+    "Seconds from a request's head to the end of its response",
+    ["endpoint"],
+    buckets=SECONDS,
+)
+STAGES = Histogram("openworld_stage_seconds", "Seconds that an image spends in a stage", ["stage"], buckets=SECONDS)
+ANSWERS = Counter("openworld_answers", "Answers by task and class of the best guess", ["task", "label", "known"])
+P_VALUES = Histogram("openworld_p_value", "p-values of the answers; below alpha means unknown", buckets=SHARES)
+BATCHES = Histogram("openworld_batch_size", "Images in one run of the graph", buckets=SIZES)
+REJECTED = Counter("openworld_rejected", "Refused images and requests by error code", ["reason"])
+DEPTH = Gauge("openworld_queue_depth", "Images accepted and not yet answered", multiprocess_mode="livesum")
+LIMIT = Gauge("openworld_queue_limit", "Largest queue depth, summed over the workers", multiprocess_mode="livesum")
+RECENT = Gauge("openworld_recent_answers", "Answers in the workers' sliding windows", multiprocess_mode="livesum")
+RECENT_UNKNOWN = Gauge(
+    "openworld_recent_unknown", "Unknown answers in the workers' sliding windows", multiprocess_mode="livesum"
+)
+SWAPS = Counter("openworld_swaps", "Bundles offered to all workers while they served, by outcome", ["outcome"])
+MODEL = Gauge(
+    MODEL_INFO,
+    "The served model and its execution provider",
+    ["name", "version", "provider"],
+    multiprocess_mode="livemax",
+)
+KEPT = Counter("openworld_quarantine_kept", "Images written to the quarantine")
+COPIES = Counter("openworld_quarantine_copies", "Images that were stored before and were only counted")
+DROPPED = Counter(
+    "openworld_quarantine_dropped", "Images that should have been stored and were lost, by reason", ["reason"]
+)
+FAILURES = Counter("openworld_quarantine_failures", "Failed attempts to write, by the part that failed", ["part"])
+EVICTED = Counter("openworld_quarantine_evicted", "Images deleted because of a cap, by cap", ["cap"])
+HELD_ITEMS = Gauge("openworld_quarantine_items", "Images in the quarantine", multiprocess_mode="livemostrecent")
+HELD_BYTES = Gauge(
+    "openworld_quarantine_bytes", "Bytes of the images in the quarantine", multiprocess_mode="livemostrecent"
+)
+
+
+class SlidingWindow:
+    """How many of the last answers of this worker were unknown."""
+
+    def __init__(self, size: int) -> None:
+        self._unknown: deque[bool] = deque(maxlen=size)
+        self._count = 0
+
+    def add(self, unknown: bool) -> None:
+        if len(self._unknown) == self._unknown.maxlen:
+            self._count -= self._unknown[0]
+        self._unknown.append(unknown)
+        self._count += unknown
+        RECENT.set(len(self._unknown))
+        RECENT_UNKNOWN.set(self._count)
+
+
+class _AllWorkers(Collector):
+    """The metrics of all workers, and the ratio that can only be computed from their sums."""
+
+    def __init__(self, workers: Collector) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        total: dict[str, float] = {}
+        for family in self._workers.collect():
+            total[family.name] = sum(sample.value for sample in family.samples)
+            if family.name == MODEL_INFO:
+                # A series cannot be removed from the workers' files; models that are no longer served have the value 0.
+                family.samples = [sample for sample in family.samples if sample.value]
+            yield family
+        ratio = GaugeMetricFamily("openworld_unknown_ratio", "Share of unknown answers in the workers' sliding windows")
+        if answers := total.get("openworld_recent_answers"):
+            ratio.add_metric([], total["openworld_recent_unknown"] / answers)
+        yield ratio
+
+
+def exposition() -> bytes:
+    """The metrics in the text format of Prometheus."""
+    # If a dead worker is not replaced, no other worker removes its gauges.
+    forget_dead_workers()
+    registry = CollectorRegistry()
+    workers = MultiProcessCollector(None) if FOLDER_VARIABLE in os.environ else REGISTRY
+    registry.register(_AllWorkers(workers))
+    return generate_latest(registry)
+
+
+def forget_dead_workers() -> None:
+    """Remove the gauges of killed workers, which could not do so themselves."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        for file in Path(folder).glob("gauge_live*.db"):
+            # Another worker may be doing the same, and other files may have such names.
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                if not _alive(pid := int(file.stem.rpartition("_")[2])):
+                    mark_process_dead(pid, folder)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        # It may be the process of another user.
+        return isinstance(error, PermissionError)
+    return True

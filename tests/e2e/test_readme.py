@@ -1,0 +1,108 @@
+"""Runs the commands in README.md: every line of its `sh` blocks, in order, as a reader would after `make demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.default import Line, run
+from tests.helpers_serving import ROOT, Server, free_port, serving
+
+DEMO_PORT = "3000"
+START_SECONDS = 60
+QUICK = "--loss ce --width 8"
+"""Added to `openworld fit`: a small network without CSI's eight views learns in seconds."""
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def demo(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server]]:
+    """A directory that looks like a checkout after `make demo`, and the server of the demo."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    run("export.samples", str(line.folder), "--out", str(line.folder / "samples"))
+    (checkout / "runs").mkdir()
+    (checkout / "runs/demo").symlink_to(line.folder)
+    (checkout / ".venv").symlink_to(sys.prefix)
+    write_photos(checkout / "FOLDER")
+    with serving(tmp_path_factory.mktemp("home"), line.bundle) as server:
+        yield checkout, server
+
+
+def write_photos(folder: Path) -> None:
+    """Four classes of images of one colour each with some noise: own images that are quick to learn."""
+    noise = np.random.default_rng(0)
+    for number, label in enumerate(("red", "green", "blue", "grey")):
+        (folder / label).mkdir(parents=True)
+        for image in range(12):
+            pixels = noise.integers(0, 80, (32, 32, 3), dtype=np.uint8)
+            pixels[:, :, number % 3 if number < 3 else slice(None)] += 150
+            Image.fromarray(pixels).save(folder / label / f"{image}.png")
+
+
+def test_the_commands_in_readme_work(demo: tuple[Path, Server], tmp_path: Path) -> None:
+    checkout, server = demo
+    commands = readme_commands()
+    assert any(command.startswith("curl") for command in commands)
+    assert any(command.startswith("openworld fit --data") for command in commands)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "BENTOML_HOME": str(tmp_path),
+    }
+    for command in commands:
+        if command.startswith("openworld serve"):
+            assert_serves(command, checkout, environment)
+            continue
+        command = command.replace("openworld fit --data", f"openworld fit {QUICK} --data")
+        command = command.replace(f":{DEMO_PORT}/", f":{server.url.rpartition(':')[2]}/")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        if command.startswith("curl"):
+            assert "error" not in json.loads(done.stdout), command
+
+
+def assert_serves(command: str, checkout: Path, environment: dict[str, str]) -> None:
+    """The command starts a server that answers, and the server ends when it is asked to."""
+    port = free_port()
+    assert f"--port {DEMO_PORT}" in command
+    command = command.partition("#")[0].replace(f"--port {DEMO_PORT}", f"--host 127.0.0.1 --port {port}")
+    started = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=checkout, env=environment)
+    try:
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and started.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
+                    break
+            time.sleep(0.1)
+        image = next((checkout / "FOLDER/red").iterdir()).read_bytes()
+        answer = httpx.post(f"http://127.0.0.1:{port}/predict", content=image, headers={"content-type": "image/png"})
+        assert answer.json()["best_guess"] in {"red", "green", "blue", "grey"}
+    finally:
+        started.send_signal(signal.SIGTERM)
+        started.wait(30)
+    assert started.returncode == 0

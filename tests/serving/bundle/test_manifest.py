@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.bundle.decision import OUTPUT_NAMES
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import GOLDEN, MANIFEST, RULE
+from serving.bundle.manifest import FORMAT, load_bundle
+from tests.helpers_serving import GRAPH, SPEC, edit_manifest, reseal
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "bundle"))
+
+
+def test_a_valid_bundle_is_read_whole(bundle: Path) -> None:
+    read = load_bundle(bundle)
+    assert read.manifest.labels == ("red", "green", "blue", "yellow")
+    assert read.golden.pixels.shape[1:] == SPEC.shape
+    assert [task.classes for task in read.rule.tasks] == [2, 2]
+
+
+@pytest.mark.parametrize("name", [RULE, GRAPH, GOLDEN])
+@pytest.mark.parametrize("where", [0, -1])
+def test_one_wrong_byte_is_refused(copy: Path, name: str, where: int) -> None:
+    content = bytearray((copy / name).read_bytes())
+    content[where] ^= 1
+    (copy / name).write_bytes(bytes(content))
+    with pytest.raises(BundleError, match=f"{name}: corrupt: sha256 .*; export the run again with `openworld export`$"):
+        load_bundle(copy).graph("fp32")
+    with pytest.raises(BundleError, match=f"{name}: corrupt: sha256 .*; export the run again with `openworld export`$"):
+        load_bundle(copy).check()
+
+
+def test_a_manifest_that_is_not_json_is_refused(copy: Path) -> None:
+    (copy / MANIFEST).write_bytes((copy / MANIFEST).read_bytes().rstrip()[:-1])
+    with pytest.raises(BundleError, match=r"cannot be read as JSON: .*; export the run again with `openworld export`$"):
+        load_bundle(copy)
+
+
+def test_a_manifest_that_was_edited_is_refused(copy: Path) -> None:
+    text = (copy / MANIFEST).read_text()
+    (copy / MANIFEST).write_text(text.replace('"green"', '"greem"'))
+    with pytest.raises(
+        BundleError, match=r"manifest\.json: corrupt or edited: .*; export the run again with `openworld export`$"
+    ):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize("name", [RULE, GRAPH, GOLDEN])
+def test_a_missing_file_is_named(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(BundleError, match=f"{name}: cannot be read"):
+        load_bundle(copy).graph("fp32")
+
+
+def test_a_file_that_is_not_listed_is_named(copy: Path) -> None:
+    edit_manifest(copy, files={})
+    with pytest.raises(BundleError, match=rf"lists no {RULE}, {GOLDEN}, {GRAPH}"):
+        load_bundle(copy)
+
+
+def test_no_directory_and_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no such bundle directory"):
+        load_bundle(tmp_path / "nothing")
+    with pytest.raises(BundleError, match="not a bundle"):
+        load_bundle(tmp_path)
+
+
+def test_a_newer_format_is_refused(copy: Path) -> None:
+    edit_manifest(copy, format=FORMAT + 1)
+    with pytest.raises(BundleError, match=f"format {FORMAT + 1}; this version reads format {FORMAT}: update openworld"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize("found", [None, "4", True])
+def test_a_format_that_is_no_version_is_refused(copy: Path, found: object) -> None:
+    content = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps({**content, "format": found}))
+    with pytest.raises(BundleError, match=f"format {found!r}; this version reads format {FORMAT}: export the run"):
+        load_bundle(copy)
+
+
+def test_an_older_format_is_refused(copy: Path) -> None:
+    edit_manifest(copy, format=1)
+    with pytest.raises(BundleError, match=f"format 1; this version reads format {FORMAT}: export the run again"):
+        load_bundle(copy)
+
+
+def test_a_precision_that_is_not_in_it_is_refused(copy: Path) -> None:
+    with pytest.raises(BundleError, match="no int8 graph; the bundle has fp32"):
+        load_bundle(copy).graph("int8")
+
+
+def test_weights_of_a_task_that_are_not_listed_are_named(copy: Path) -> None:
+    tasks = [task.model_dump(mode="json") for task in load_bundle(copy).manifest.tasks]
+    tasks[1]["parts"] = ["task1.fp32.bin"]
+    edit_manifest(copy, tasks=tasks)
+    with pytest.raises(BundleError, match=r"lists no task1\.fp32\.bin"):
+        load_bundle(copy)
+
+
+def test_a_version_does_not_depend_on_what_came_before(copy: Path) -> None:
+    """The same weights give the same version, regardless of the bundle that came before."""
+    version = load_bundle(copy).manifest.version
+    tasks = [{**task.model_dump(mode="json"), "unchanged": True} for task in load_bundle(copy).manifest.tasks]
+    edit_manifest(copy, before="859549a0961c", tasks=tasks)
+    assert load_bundle(copy).manifest.version == version
+    edit_manifest(copy, seed=7)
+    assert load_bundle(copy).manifest.version != version
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../b", ".."])
+def test_a_file_name_may_not_leave_the_bundle(copy: Path, name: str) -> None:
+    files = {key: info.model_dump() for key, info in load_bundle(copy).manifest.files.items()}
+    edit_manifest(copy, files={**files, name: {"sha256": "0", "size": 0}})
+    with pytest.raises(BundleError, match="outside the bundle"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": []}, "tasks"),
+        ({"image": {"height": 0, "width": 8, "mode": "RGB"}}, "image.height"),
+        ({"image": {"height": 8, "width": 8, "mode": "CMYK"}}, "image.mode"),
+        ({"surprise": 1}, "surprise"),
+        ({"precisions": ["fp32", "int4"]}, "got int4; allowed: fp32, int8, fp16"),
+    ],
+)
+def test_a_manifest_that_breaks_its_own_rules_is_refused(copy: Path, change: dict[str, object], message: str) -> None:
+    edit_manifest(copy, **change)
+    with pytest.raises(BundleError, match=f"{message}.*; export the run again with `openworld export`$"):
+        load_bundle(copy)
+
+
+def test_tasks_are_numbered_in_order(copy: Path) -> None:
+    tasks = [task.model_dump(mode="json") for task in load_bundle(copy).manifest.tasks]
+    edit_manifest(copy, tasks=tasks[::-1])
+    with pytest.raises(BundleError, match="numbered in order"):
+        load_bundle(copy)
+
+
+def test_rule_and_manifest_must_agree(copy: Path) -> None:
+    rule = load_bundle(copy).rule
+    reseal(copy, RULE, rule.model_copy(update={"tasks": rule.tasks[:1]}).model_dump_json().encode())
+    with pytest.raises(BundleError, match=r"tasks of \[2\] classes; the manifest has \[2, 2\]"):
+        load_bundle(copy)
+
+
+def test_golden_images_must_have_the_size_of_the_model(copy: Path) -> None:
+    stored = io.BytesIO()
+    outputs = {f"fp32.{name}": np.zeros((1, 4)) for name in OUTPUT_NAMES}
+    np.savez(stored, pixels=np.zeros((1, 4, 4, 3), np.uint8), **outputs)  # type: ignore[arg-type]
+    reseal(copy, GOLDEN, stored.getvalue())
+    with pytest.raises(BundleError, match=r"needed uint8 \(8, 8, 3\)"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize("content", [b"junk", b"", b"PK\x03\x04junk"])
+def test_golden_file_that_cannot_be_read_is_refused(copy: Path, content: bytes) -> None:
+    reseal(copy, GOLDEN, content)
+    with pytest.raises(BundleError, match=GOLDEN):
+        load_bundle(copy)

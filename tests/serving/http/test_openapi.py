@@ -1,0 +1,153 @@
+"""The API document describes everything that the server does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, TypeAdapter
+from starlette.responses import PlainTextResponse
+
+from serving import errors
+from serving.http import schemas
+from serving.http.app import ROUTERS, make_app
+from serving.http.openapi import document
+from serving.quarantine.api import schemas as quarantine_schemas
+from serving.settings import Settings
+
+PREDICTIONS = ("/predict", "/predict_many")
+MODELS = {
+    name: model
+    for module in (schemas, quarantine_schemas)
+    for name, model in vars(module).items()
+    if isinstance(model, type) and issubclass(model, BaseModel)
+}
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    def no_engine() -> Any:
+        raise AssertionError("the document needs no engine")
+
+    return document(make_app(Settings(), no_engine, PlainTextResponse("")))
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def walk(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
+    for value in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from walk(value)
+
+
+def test_it_is_served(client: httpx.Client, described: dict[str, Any]) -> None:
+    response = client.get("/docs.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == described
+
+
+def test_every_route_and_body_form_is_there(described: dict[str, Any]) -> None:
+    paths = described["paths"]
+    hidden = {"/", "/docs", "/docs.json", "/samples", "/samples/{name}", "/schema.json", "/static_content/{file}"}
+    assert set(paths) == {route.path for router in ROUTERS for route in router.routes} - hidden
+    assert {"/predict", "/predict_many", "/model", "/metrics", "/livez", "/readyz", "/admin/reload"} < set(paths)
+    one, many = (set(paths[path]["post"]["requestBody"]["content"]) for path in PREDICTIONS)
+    assert one == {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
+    assert many == {"multipart/form-data", "application/json"}
+    for path in PREDICTIONS:
+        names = [parameter["name"] for parameter in paths[path]["post"]["parameters"]]
+        assert names == ["task", "alpha", "top", "x-request-id"]
+    names = [operation["operationId"] for _, operation in operations(described)]
+    assert len(names) == len(set(names))
+
+
+def test_every_error_has_its_example(described: dict[str, Any]) -> None:
+    codes = {
+        error.code
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.RequestError) and hasattr(error, "code")
+    }
+    shown = {
+        name
+        for _, operation in operations(described)
+        for response in operation["responses"].values()
+        for name in response.get("content", {}).get("application/json", {}).get("examples", {})
+    }
+    # An unknown page, the command line, and a client that is gone.
+    assert codes - shown == {"not_found", "unreadable_file", "client_gone"}
+
+
+@pytest.mark.parametrize("path", PREDICTIONS)
+def test_a_prediction_lists_all_its_errors(described: dict[str, Any], path: str) -> None:
+    responses = described["paths"][path]["post"]["responses"]
+    shown = {
+        int(status): set(response["content"]["application/json"]["examples"])
+        for status, response in responses.items()
+        if status != "200"
+    }
+    assert shown == {
+        400: {"malformed_request"},
+        401: {"unauthorized"},
+        405: {"method_not_allowed"},
+        413: {"too_many_bytes", "too_many_pixels", "too_many_images"},
+        415: {"unsupported_media_type", "unsupported_image"},
+        422: {"empty_image", "broken_image", "bad_parameter"},
+        500: {"model_failed", "server_failed"},
+        503: {"busy"},
+        504: {"deadline_exceeded"},
+    }
+    assert "retry-after" in responses["503"]["headers"]
+
+
+def test_protected_routes_declare_their_security(described: dict[str, Any]) -> None:
+    for path, operation in operations(described):
+        needed = {name for choice in operation.get("security", []) for name in choice}
+        if path.startswith(("/admin", "/unknowns")):
+            assert needed == {"admin", "admin_page"}
+            assert {"401", "403"} < set(operation["responses"])
+        else:
+            assert needed == ({"bearer", "key"} if path in PREDICTIONS else set())
+    assert set(described["components"]["securitySchemes"]) == {"bearer", "key", "admin", "admin_page"}
+
+
+def test_every_field_has_a_valid_example(described: dict[str, Any]) -> None:
+    checked = 0
+    for name, schema in described["components"]["schemas"].items():
+        for field, shown in schema.get("properties", {}).items():
+            # A field of other objects shows the examples of these.
+            if "$ref" in str(shown):
+                continue
+            (wanted,) = (each for key, each in MODELS[name].model_fields.items() if (each.alias or key) == field)
+            TypeAdapter(wanted.annotation).validate_python(shown["examples"][0])
+            checked += 1
+    assert checked > 100
+
+
+def test_every_error_example_is_valid(described: dict[str, Any]) -> None:
+    examples = [part["value"] for part in walk(described["paths"]) if isinstance(part.get("value"), dict)]
+    assert len(examples) > 10
+    for example in examples:
+        schemas.ErrorAnswer.model_validate(example)
+
+
+def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    references = [part["$ref"] for part in walk(described) if "$ref" in part]
+    assert references
+    for reference in references:
+        assert reference.removeprefix("#/components/schemas/") in described["components"]["schemas"]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/metrics", "/model"])
+def test_what_is_described_is_there(client: httpx.Client, described: dict[str, Any], path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    shown = described["paths"][path]["get"]["responses"]["200"]
+    assert response.headers["content-type"].partition(";")[0] in shown["content"]
+    assert set(shown["headers"]) <= set(response.headers)

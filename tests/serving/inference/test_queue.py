@@ -1,0 +1,384 @@
+"""The inference queue on a real graph, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving.bundle.model import Model
+from serving.bundle.pixels import LIMITS, to_pixels
+from serving.bundle.providers import CUDA
+from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
+from serving.inference.answers import PredictionOptions, answer_image
+from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, LoadedModel, best_batch
+from serving.inference.queue import InferenceQueue
+from serving.quarantine.records import Arrival
+from tests.helpers_serving import COLOURS, image_bytes
+
+IMAGES = [image_bytes(colour) for colour in ((255, 0, 0), (10, 200, 30), (90, 90, 90), (3, 4, 250), (240, 250, 9))]
+
+
+options = PredictionOptions.for_model
+
+
+class Watched(Model):
+    """A model that records its batches and can be blocked."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
+        object.__setattr__(self, "sizes", [])
+        object.__setattr__(self, "free", threading.Event())
+        object.__setattr__(self, "busy", threading.Event())
+        self.free.set()
+
+    sizes: list[int]
+    free: threading.Event
+    busy: threading.Event
+
+    def run(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+        self.sizes.append(len(pixels))
+        self.busy.set()
+        assert self.free.wait(20)
+        return super().run(pixels)
+
+
+def with_queue(
+    model: Model,
+    body: Callable[[InferenceQueue], Awaitable[Any]],
+    *,
+    max_batch: int = 8,
+    limit: int = 100,
+    keeper: Any = None,
+) -> Any:
+    async def main() -> Any:
+        loaded = LoadedModel.prepare(model, max_batch)
+        queue = InferenceQueue(loaded, limit=limit, threads=2, limits=LIMITS, keeper=keeper)
+        del loaded
+        try:
+            return await body(queue)
+        finally:
+            await asyncio.to_thread(queue.close)
+
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def answered_alone(model: Model, content: bytes, chosen: PredictionOptions) -> dict[str, Any]:
+    return answer_image(model, content, chosen).model_dump(mode="json")
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 64])
+def test_answers_are_those_of_single_images_whatever_the_batch(model: Model, max_batch: int) -> None:
+    choices = [
+        options(model),
+        PredictionOptions.for_model(model, task=1),
+        PredictionOptions.for_model(model, alpha=0.3, top=1),
+    ]
+    asked = [(content, choices[number % 3]) for number, content in enumerate(IMAGES * 4)]
+    watched = Watched(model)
+
+    async def body(queue: InferenceQueue) -> list[str]:
+        return await asyncio.gather(
+            *(queue.submit(lambda c=content: c, chosen, queue.loaded) for content, chosen in asked)
+        )
+
+    for answer, (content, chosen) in zip(with_queue(watched, body, max_batch=max_batch), asked, strict=True):
+        got, wanted = json.loads(answer), answered_alone(model, content, chosen)
+        assert (got["label"], got["top"][0]["label"]) == (wanted["label"], wanted["top"][0]["label"])
+        assert got["unknown_score"] == pytest.approx(wanted["unknown_score"], abs=1e-5)
+        assert got["confidence"] == pytest.approx(wanted["confidence"], abs=1e-5)
+        assert got.keys() == wanted.keys()
+    assert max(watched.sizes) <= max_batch
+    assert sum(watched.sizes) == len(asked)
+
+
+def test_a_batch_is_what_came_while_the_last_one_ran(model: Model) -> None:
+    watched = Watched(model)
+    watched.free.clear()
+
+    async def body(queue: InferenceQueue) -> None:
+        chosen = options(model)
+        first = queue.submit(lambda: IMAGES[0], chosen, queue.loaded)
+        await asyncio.to_thread(watched.busy.wait, 20)
+        others = [queue.submit(lambda c=content: c, chosen, queue.loaded) for content in IMAGES[1:]]
+        while len(queue._decoded) < len(others):
+            await asyncio.sleep(0.001)
+        watched.free.set()
+        await asyncio.gather(first, *others)
+
+    with_queue(watched, body)
+    assert watched.sizes == [1, len(IMAGES) - 1]
+
+
+def test_a_cancelled_request_is_not_run(model: Model) -> None:
+    watched = Watched(model)
+    watched.free.clear()
+
+    async def body(queue: InferenceQueue) -> None:
+        chosen = options(model)
+        first = queue.submit(lambda: IMAGES[0], chosen, queue.loaded)
+        await asyncio.to_thread(watched.busy.wait, 20)
+        abandoned = [queue.submit(lambda: IMAGES[1], chosen, queue.loaded) for _ in range(5)]
+        wanted = queue.submit(lambda: IMAGES[2], chosen, queue.loaded)
+        while len(queue._decoded) < 6:
+            await asyncio.sleep(0.001)
+        for future in abandoned:
+            future.cancel()
+        read: list[int] = []
+        late = queue.submit(lambda: read.append(1) or IMAGES[0], chosen, queue.loaded)  # type: ignore[func-returns-value]
+        late.cancel()
+        watched.free.set()
+        await asyncio.gather(first, wanted)
+        assert read == []
+
+    with_queue(watched, body)
+    assert watched.sizes == [1, 1]
+
+
+def test_an_invalid_image_does_not_affect_the_others(model: Model) -> None:
+    async def body(queue: InferenceQueue) -> list[Any]:
+        contents = [IMAGES[0], b"junk", IMAGES[1]]
+        asked = [queue.submit(lambda c=content: c, options(model), queue.loaded) for content in contents]
+        asked.append(queue.submit(lambda: 1 / 0, options(model), queue.loaded))  # type: ignore[arg-type, return-value]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    red, junk, green, broken = with_queue(model, body)
+    assert json.loads(red)["best_guess"] == "red"
+    assert json.loads(green)["best_guess"] == "green"
+    assert isinstance(junk, ImageFormatError)
+    assert isinstance(broken, ServerError)
+    assert "ZeroDivisionError" in str(broken)
+
+
+def test_a_non_finite_row_is_an_error_in_its_own_slot_only(model: Model) -> None:
+    class Failing(Watched):
+        def run(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+            outputs = super().run(pixels)
+            outputs["distances"][pixels[:, 0, 0, 0] == 90] = np.nan
+            return outputs
+
+    async def body(queue: InferenceQueue) -> list[Any]:
+        asked = [queue.submit(lambda c=content: c, options(model), queue.loaded) for content in IMAGES]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = with_queue(Failing(model), body)
+    assert [isinstance(outcome, OutputError) for outcome in outcomes] == [False, False, True, False, False]
+
+
+def test_a_graph_that_fails_answers_those_in_its_batch(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Watched):
+        def run(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+            super().run(pixels)
+            raise RuntimeError("out of memory")
+
+    async def body(queue: InferenceQueue) -> None:
+        with pytest.raises(ServerError):
+            await queue.submit(lambda: IMAGES[0], options(model), queue.loaded)
+
+    with_queue(Failing(model), body)
+    assert "out of memory" in caplog.text
+
+
+def test_room_is_kept_and_given_back(model: Model) -> None:
+    async def body(queue: InferenceQueue) -> None:
+        with queue.admitted(2):
+            with queue.admitted():
+                assert queue.depth == 3
+                with pytest.raises(BusyError) as refused, queue.admitted():
+                    pass
+                assert refused.value.headers == {"retry-after": "1"}
+            with pytest.raises(BusyError), queue.admitted(2):
+                pass
+            assert queue.depth == 2
+        assert queue.depth == 0
+        # A request larger than the limit is accepted when the queue is empty.
+        with queue.admitted(4):
+            pass
+
+    with_queue(model, body, limit=3)
+
+
+@pytest.mark.parametrize(("together", "expected"), [(0.002, CPU_BATCH), (0.0085, 1)])
+def test_batches_on_a_cpu_are_measured(
+    model: Model, monkeypatch: pytest.MonkeyPatch, together: float, expected: int
+) -> None:
+    monkeypatch.setattr("serving.inference.loaded._fastest", lambda _, size: 0.001 if size == 1 else together)
+    assert best_batch(model) == expected
+
+
+def test_batches_on_a_gpu_are_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "provider", CUDA)
+    assert best_batch(model) == CUDA_BATCH
+
+
+def test_a_measurement_is_one_of_this_model(model: Model) -> None:
+    watched = Watched(model)
+    best_batch(watched)
+    assert set(watched.sizes) == {1, 8}
+
+
+def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
+    """Two threads decode: one is busy with the huge image, the other answers."""
+    stuck = threading.Event()
+
+    async def body(queue: InferenceQueue) -> None:
+        huge = queue.submit(lambda: stuck.wait(20) and saved_large(), options(model), queue.loaded)  # type: ignore[return-value]
+        assert json.loads(await queue.submit(lambda: IMAGES[0], options(model), queue.loaded))["label"] == "red"
+        assert not huge.done()
+        stuck.set()
+        await huge
+
+    with_queue(model, body, max_batch=1)
+
+
+def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes much memory; while one is decoded and the next waits, the other thread decodes small images."""
+    going_on = threading.Event()
+    at_once: list[int] = []
+    decoding = threading.Semaphore(2)
+
+    def slow(image: Any, spec: Any) -> NDArray[np.uint8]:
+        if image.width > 8:
+            assert decoding.acquire(blocking=False)
+            at_once.append(2 - decoding._value)
+            assert going_on.wait(20)
+            decoding.release()
+        return to_pixels(image, spec)
+
+    monkeypatch.setattr("serving.inference.job.LARGE", 64)
+    monkeypatch.setattr("serving.inference.job.to_pixels", slow)
+
+    async def body(queue: InferenceQueue) -> None:
+        large = [queue.submit(saved_large, queue.loaded.default_options, queue.loaded) for _ in range(2)]
+        small = await queue.submit(lambda: IMAGES[0], queue.loaded.default_options, queue.loaded)
+        assert json.loads(small)["label"] == "red"
+        assert not any(future.done() for future in large)
+        going_on.set()
+        assert [json.loads(answer)["label"] for answer in await asyncio.gather(*large)] == ["red", "red"]
+
+    with_queue(model, body)
+    assert at_once == [1, 1]
+
+
+def test_a_swap_does_not_change_the_answers_of_queued_requests(model: Model) -> None:
+    """Each request is answered by the model it was submitted to, and no batch mixes two models."""
+    old, new = Watched(model), Watched(named(model, "new"))
+    old.free.clear()
+
+    async def body(queue: InferenceQueue) -> list[str]:
+        before, after = queue.loaded, LoadedModel.prepare(new, 8)
+        asked = [queue.submit(lambda: IMAGES[0], before.default_options, before)]
+        await asyncio.to_thread(old.busy.wait, 20)
+        for loaded, count in ((before, 2), (after, 3), (before, 2)):
+            # One after the other, so that the order of the queue is known.
+            for content in IMAGES[:count]:
+                waiting = len(queue._decoded)
+                asked.append(queue.submit(lambda c=content: c, loaded.default_options, loaded))
+                while len(queue._decoded) == waiting:
+                    await asyncio.sleep(0.001)
+            queue.loaded = after
+        old.free.set()
+        return await asyncio.gather(*asked)
+
+    versions = [json.loads(answer)["model"]["version"] for answer in with_queue(old, body)]
+    was = model.manifest.version
+    assert versions == [was] * 3 + ["new"] * 3 + [was] * 2
+    assert (old.sizes, new.sizes) == ([1, 2, 2], [3])
+
+
+def test_the_old_model_is_released_while_the_threads_wait(model: Model) -> None:
+    async def body(queue: InferenceQueue) -> None:
+        old = weakref.ref(queue.loaded)
+        for content in (*IMAGES, b"junk"):
+            asked = queue.submit(lambda c=content: c, options(model), queue.loaded)
+            await asyncio.gather(asked, return_exceptions=True)
+        queue.loaded = LoadedModel.prepare(model, 8)
+        del asked
+        while old() is not None:
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    with_queue(model, body)
+
+
+class WithFeatures(Watched):
+    """Its features are the mean colour of an image."""
+
+    def run(self, pixels: NDArray[np.uint8], *, features: bool = False) -> dict[str, NDArray[np.float32]]:
+        outputs = Watched.run(self, pixels)
+        if features:
+            outputs["features"] = pixels.mean(axis=(1, 2), dtype=np.float32)
+        return outputs
+
+
+class FakeKeeper:
+    """Accepts every unknown image, and records whether it was answered before it was offered."""
+
+    def __init__(self) -> None:
+        self.kept: list[Arrival] = []
+        self.futures: dict[bytes, asyncio.Future[str]] = {}
+        self.too_early: list[bytes] = []
+
+    def wants(self, known: bool) -> str | None:
+        return None if known else "unknown"
+
+    def offer(self, arrival: Arrival) -> None:
+        self.kept.append(arrival)
+        if not self.futures[arrival.content].done():
+            self.too_early.append(arrival.content)
+
+
+def test_unknowns_are_offered_once_they_are_answered(model: Model) -> None:
+    keeper = FakeKeeper()
+
+    async def body(queue: InferenceQueue) -> list[str | BaseException]:
+        for content in (*IMAGES, b"junk"):
+            keeper.futures[content] = queue.submit(lambda c=content: c, options(model), queue.loaded)
+        answers = await asyncio.gather(*keeper.futures.values(), return_exceptions=True)
+        await asyncio.sleep(0)
+        return answers
+
+    replies = with_queue(WithFeatures(model), body, keeper=keeper)
+    answers = {content: json.loads(answer) for content, answer in zip(IMAGES, replies[:-1], strict=True)}
+    unknown = [content for content in IMAGES if not answers[content]["known"]]
+    assert sorted(arrival.content for arrival in keeper.kept) == sorted(unknown)
+    assert unknown == [IMAGES[2]]
+    assert keeper.too_early == []
+    for arrival in keeper.kept:
+        assert arrival.answer == answers[arrival.content]
+        assert (arrival.kind, arrival.model_version) == ("unknown", model.manifest.version)
+        assert abs(arrival.received_at - time.time()) < 60
+        assert arrival.features.base is None, "a row must not hold its batch"
+        assert arrival.features.tolist() == [90, 90, 90]
+
+
+def test_without_a_keeper_no_features_are_asked_for(model: Model) -> None:
+    class Strict(Watched):
+        def run(self, pixels: NDArray[np.uint8], **more: Any) -> dict[str, NDArray[np.float32]]:
+            assert more == {}
+            return super().run(pixels)
+
+    async def body(queue: InferenceQueue) -> str:
+        return await queue.submit(lambda: IMAGES[2], options(model), queue.loaded)
+
+    assert json.loads(with_queue(Strict(model), body))["label"] == "unknown"
+
+
+def named(model: Model, version: str) -> Model:
+    """The same model under another version."""
+    manifest = model.manifest.model_copy(update={"version": version})
+    return dataclasses.replace(model, bundle=dataclasses.replace(model.bundle, manifest=manifest))
+
+
+def saved_large() -> bytes:
+    return image_bytes(COLOURS["red"], size=(500, 500))

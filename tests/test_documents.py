@@ -1,0 +1,79 @@
+"""The documents agree with the tree: links, file names, length, and no address of a package index."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers_serving import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PACKAGE_INDEX = re.compile(
+    r"pypi\.org|pythonhosted\.org|--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^\s\"']*/simple\b"
+)
+
+
+def anchors(document: Path) -> set[str]:
+    """The fragments that a page of this document has, named after its headings as GitHub does."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(document: Path) -> list[str]:
+    return [target for target in LINK.findall(document.read_text()) if "://" not in target]
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for target in links(document):
+        name, _, fragment = target.partition("#")
+        path = document.parent / name if name else document
+        assert path.exists(), target
+        if fragment:
+            assert fragment in anchors(path), target
+
+
+def test_every_guide_and_report_is_in_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    listed = {(index.parent / target).resolve() for target in links(index)}
+    sections = [path for name in ("howto", "reference", "reports") for path in (ROOT / "docs" / name).glob("*.md")]
+    assert len(sections) > 10
+    assert set(sections) <= listed
+
+
+PATH = re.compile(r"`((?:models|training|export|serving|tests|docs)/(?:[\w.-]+/)*(?:[\w-]+\.\w+)?)`")
+
+
+def test_documents_name_files_that_exist() -> None:
+    """Except for the recipes, whose files are to be written by the reader."""
+    named = {str(path.relative_to(ROOT)): set(PATH.findall(path.read_text())) for path in DOCUMENTS}
+    assert len(named["docs/ARCHITECTURE.md"]) > 60
+    named.pop("docs/recipes.md")
+    assert {
+        (document, path) for document, paths in named.items() for path in paths if not (ROOT / path).exists()
+    } == set()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_no_file_has_the_address_of_a_package_index() -> None:
+    found = [
+        str(path.relative_to(ROOT))
+        for path in tracked()
+        if path.is_file() and path != Path(__file__) and PACKAGE_INDEX.search(path.read_text(errors="replace"))
+    ]
+    assert found == []

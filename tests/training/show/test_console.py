@@ -1,0 +1,101 @@
+"""The progress output of a run while it trains."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.helpers import use_tiny_preset
+from training import fit
+from training.show.console import QUIET_SECONDS, Reporter, print_summary
+
+
+class Clock:
+    """A clock that only advances when a test sets it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of_a_phase(capsys: pytest.CaptureFixture[str], seconds: list[float], *, terminal: bool = False) -> list[str]:
+    """The lines printed while epochs of these durations are trained, up to the first line of the bar itself."""
+    clock = Clock()
+    reporter = Reporter(clock)
+    if terminal:
+        reporter.console = Console(stderr=True, force_terminal=True, width=120)
+    with reporter.bar("task 0 (a, b): features", 0, len(seconds)) as advance:
+        for epoch, each in enumerate(seconds):
+            clock.now += each
+            advance(2.0 - epoch)
+        return capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_a_long_phase_prints_a_line_about_every_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of_a_phase(capsys, [QUIET_SECONDS / 2] * 5)
+    assert lines == ["task 0 (a, b): features 2/5 loss 1.000", "task 0 (a, b): features 4/5 loss -1.000"]
+
+
+def test_a_short_phase_prints_nothing_before_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    # The bar itself shows the last epoch.
+    assert lines_of_a_phase(capsys, [1.0, 2.0, QUIET_SECONDS]) == []
+
+
+def test_on_a_terminal_the_bar_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of_a_phase(capsys, [QUIET_SECONDS] * 3, terminal=True)
+    assert "task 0 (a, b): features 1/3 loss 2.000" not in lines
+    assert any("features" in line for line in lines)
+
+
+def test_what_takes_long_after_the_epochs_is_announced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    use_tiny_preset(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert fit.main(["--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().err
+    assert "task 0 (zero, one): fitting its detectors to 12 images\n" in printed
+    assert "task 1 (two, three): fitting its detectors to 12 images\n" in printed
+    assert "measuring on 20 test images of learned classes and 5 unknown ones ..." in caplog.text
+
+
+@pytest.mark.parametrize(("tasks", "shown"), [(3, True), (20, False)])
+def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
+    tasks: int, shown: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    accuracies = {
+        "cil_accuracy": 0.5,
+        "til_accuracy": 0.9,
+        "tp_accuracy": 0.6,
+        "forgetting": 0.1,
+        "accepted_known": 0.9,
+        "rejected_unknown": None,
+    }
+    print_summary(
+        {
+            **accuracies,
+            **dict.fromkeys(("average_incremental_accuracy", "ece", "accepted_known", "task_auroc"), 0.5),
+            "method": "hat",
+            "loss": "csi",
+            "preset": "digits",
+            "seed": 0,
+            "prediction": "served",
+            "unknown": None,
+            "parameters": {"inference": 10, "per_task": [1]},
+            "after_each_task": [accuracies] * tasks,
+            "accuracy_matrix": [[0.125] * (task + 1) for task in range(tasks)],
+        }
+    )
+    printed = capsys.readouterr().out
+    assert ("12.5" in printed) is shown
+    assert ("each of the 20 tasks after each of them: see report.html" in printed) is not shown
+    assert "…" not in printed

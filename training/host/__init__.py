@@ -1,0 +1,1 @@
+"""The machine: its device, several processes, random seeds."""

@@ -1,0 +1,1 @@
+"""The two steps of learning a task, and the fits that follow them."""

@@ -1,0 +1,106 @@
+"""Step 1: learn a task's features without changing the outputs of earlier tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.masks.all_reduce import processes, summed
+from models.network import Network
+from training.config import Augmentation, FeatureLearning
+from training.data.tasks import Batchable, TaskData
+from training.host.device import Forward, channels_last_on_gpu, compiled, mixed_precision
+from training.host.distributed import Share, independent_dropout, sum_gradients
+from training.learn.augment import VIEWS, eight_views, standard_view
+from training.learn.losses import supervised_contrastive
+from training.learn.optimizers import set_lr, warmup_cosine
+
+
+def batch_sizes(total: int, size: int, least: int = 1) -> list[int]:
+    """The sizes of an epoch's batches; a last batch of fewer than `least` images is merged with the one before it."""
+    sizes = [min(size, total - start) for start in range(0, total, size)]
+    if len(sizes) > 1 and sizes[-1] < least:
+        sizes[-2:] = [sizes[-2] + sizes[-1]]
+    return sizes
+
+
+def batches(data: Batchable, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor, Share]]:
+    """One epoch in random order: images in [0, 1], classes, and the share of each batch that this process has."""
+    parts = torch.randperm(len(data)).split(batch_sizes(len(data), size, least))
+    shares = [Share.of(len(part)) for part in parts]
+    own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
+    for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
+        yield images, data.local_classes[index], share
+
+
+def learn_features(
+    network: Network,
+    task: int,
+    data: TaskData,
+    how: FeatureLearning,
+    views: Augmentation,
+    optimizer: torch.optim.Optimizer,
+    epochs: range,
+    *,
+    compiling: bool = False,
+) -> Iterator[float]:
+    """Yields the mean loss of each of the given epochs; an epoch is run when its loss is requested."""
+    network.train()
+    forward: Forward = network.project if how.loss == "csi" else network.features
+    if compiling:
+        forward = compiled(forward)
+    hooks = network.mechanism.step_hooks(task, how)
+    trainable = network.trainable(task)
+    # Small images may end as a single pixel, where a norm needs two images to have a variance. CSI has eight views.
+    least = 2 if how.loss == "ce" else 1
+    count = len(batch_sizes(len(data.train), how.batch_size, least))
+    device = data.train.device
+    for epoch in epochs:
+        # Summed on the device: reading the loss of every step would wait for the GPU every time.
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size, least)):
+            progress = (epoch + (batch + 0.5) / count) / how.epochs
+            set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
+            # With one batch per epoch, the position advances over the epochs instead of over an epoch's batches.
+            sharpness = hooks.begin_step(batch / (count - 1) if count > 1 else epoch / max(how.epochs - 1, 1))
+            loss = _loss(network, forward, task, images, classes, share, how, views, sharpness, batch)
+            total += loss.detach().double() * share.total
+            if (regulariser := hooks.regulariser()) is not None:
+                # Every process computes the whole term, so each contributes an equal part.
+                loss = loss + regulariser / processes()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            sum_gradients(trainable)
+            hooks.before_step()
+            optimizer.step()
+            hooks.after_step()
+        yield summed(total).item() / len(data.train)
+
+
+def _loss(
+    network: Network,
+    forward: Forward,
+    task: int,
+    images: Tensor,
+    classes: Tensor,
+    share: Share,
+    how: FeatureLearning,
+    views: Augmentation,
+    sharpness: float,
+    batch: int,
+) -> Tensor:
+    """This process's part of a batch's loss: CSI's contrastive loss over eight views of each image, or the head's
+    cross-entropy on one view."""
+    head, device = network.head(task), images.device
+    if how.loss == "ce":
+        seen = channels_last_on_gpu(standard_view(images, views, share), device)
+        with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+            logits = head.all_logits(forward(seen, task, sharpness))
+        return functional.cross_entropy(logits.float(), classes, reduction="sum") / share.total
+    rotated, rotated_classes = eight_views(images, classes, head.classes, views, share)
+    with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+        vectors = forward(channels_last_on_gpu(rotated, device), task, sharpness)
+    return supervised_contrastive(vectors.float(), rotated_classes, how.temperature, share.times(VIEWS))

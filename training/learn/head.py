@@ -1,0 +1,167 @@
+"""Step 2 and what follows it: a task's head, its calibration, its unknown detector and its activation ranges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.detectors.detector import UnknownDetector, mean_over_rotations
+from models.detectors.score import Features
+from models.masks.all_reduce import summed
+from models.network import Network
+from training.config import Augmentation, HeadLearning
+from training.data.tasks import Batchable, TaskData
+from training.host.distributed import sum_gradients
+from training.learn.augment import VIEWS, eight_views, slight_change
+from training.learn.features import batches
+from training.learn.measurements import EVALUATION_BATCH, task_measurements
+from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
+
+COPIES, MANY_IMAGES = 4, 20_000
+"""Slightly changed copies of each training image that detectors are fitted to: fewer if that makes MANY_IMAGES."""
+FOLDS = 5
+ENOUGH_VALIDATION = 200
+"""With so many validation images, p-values rest on them alone."""
+
+
+def fit_head(
+    network: Network,
+    task: int,
+    data: TaskData,
+    how: HeadLearning,
+    views: Augmentation,
+    optimizer: torch.optim.Optimizer,
+    epochs: range,
+) -> Iterator[float]:
+    """Yields the mean loss of each epoch in which the linear head learns classes and rotations; features are frozen."""
+    network.eval()
+    head = network.head(task)
+    count = -(-len(data.train) // how.batch_size)
+    for epoch in epochs:
+        total = torch.zeros((), dtype=torch.float64, device=data.train.device)
+        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
+            progress = (epoch + (batch + 0.5) / count) / how.epochs
+            fall = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
+            set_lr(optimizer, how.lr * fall)
+            rotated, rotated_classes = eight_views(images, classes, data.classes, views, share)
+            with torch.no_grad():
+                features = network.features(rotated, task)
+            loss = functional.cross_entropy(head.all_logits(features), rotated_classes, reduction="sum")
+            loss = loss / (VIEWS * share.total)
+            total += loss.detach().double() * share.total
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            sum_gradients(head.parameters())
+            optimizer.step()
+        yield summed(total).item() / len(data.train)
+
+
+@torch.no_grad()
+def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentation) -> None:
+    """Fit the task's unknown scores to its training images and slightly changed copies of them, and store measurements
+    of images that they were not fitted to.
+
+    A detector of unchanged images alone calls an image unknown that is moved by a pixel. The stored measurements are of
+    unchanged images: of changed ones, they would let unknown images pass.
+    """
+    train, detector = data.train, network.detector(task)
+    copies = max(1, min(COPIES, MANY_IMAGES // len(train)))
+    changes: list[Callable[[Tensor], Tensor]] = [lambda images: images]
+    changes += [lambda images: slight_change(images, views)] * copies
+    # [rotations, images, 1 + copies, features]: the copies of an image stay with it.
+    every = Features(
+        *(
+            torch.stack(depth, dim=2)
+            for depth in zip(*(_live_features(network, task, train, change) for change in changes), strict=True)
+        )
+    )
+    _fit_to(network, task, detector, every, train.local_classes)
+    own = task_measurements(network, task, data.validation.pixels)
+    enough = len(data.validation) >= ENOUGH_VALIDATION
+    detector.remember(own, None if enough else _left_out(network, task, every, train.local_classes))
+
+
+def _live_features(network: Network, task: int, data: Batchable, change: Callable[[Tensor], Tensor]) -> Features:
+    parts = [network.live_features(change(data.images(index)), task) for index in _parts(data)]
+    return Features(*(torch.cat(depth, dim=1) for depth in zip(*parts, strict=True)))
+
+
+def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Features, local_classes: Tensor) -> None:
+    """Fit to features [rotations, images, 1 + copies, features]."""
+    head, copies = network.head(task), every.deep.shape[2]
+    features = Features(*(depth.flatten(1, 2) for depth in every))
+    logits = head.live_part(network.connection.after.live(task)).each_rotation(features.deep).mean(dim=0)
+    unchanged = torch.arange(copies, device=local_classes.device).repeat(len(local_classes)) == 0
+    detector.fit(features, local_classes.repeat_interleave(copies), logits * head.scale + head.shift, unchanged)
+
+
+def _left_out(network: Network, task: int, every: Features, local_classes: Tensor) -> dict[str, Tensor]:
+    """Measurements [images, columns] of every training image by detectors that were fitted to the other folds."""
+    fold = _folds(local_classes)
+    if not len(fold):
+        return {}
+    live = network.head(task).live_part(network.connection.after.live(task))
+    found: dict[str, Tensor] = {}
+    for number in range(int(fold.max()) + 1):
+        out = fold == number
+        part = copy.deepcopy(network.detector(task))
+        _fit_to(network, task, part, Features(*(depth[:, ~out] for depth in every)), local_classes[~out])
+        plain = Features(*(depth[:, out, 0] for depth in every))
+        means = mean_over_rotations({"logits": live.each_rotation(plain.deep), **part.measure(plain)})
+        for name, values in means.items():
+            found.setdefault(name, values.new_empty(len(fold), values.shape[1]))[out] = values
+    return found
+
+
+def _folds(local_classes: Tensor) -> Tensor:
+    """The fold of each image [n], at random but the same number of each class; none if a class has a single image."""
+    counts = torch.bincount(local_classes)
+    folds = min(FOLDS, int(counts.min()))
+    fold = torch.empty_like(local_classes)
+    for local_class, count in enumerate(counts.tolist()):
+        order = torch.randperm(count).to(fold.device)
+        fold[local_classes == local_class] = order % folds
+    return fold if folds > 1 else fold[:0]
+
+
+@torch.no_grad()
+def fit_ranges(network: Network, task: int, data: Batchable) -> None:
+    """Record the range of every layer's activations on the task's training images, in every rotation."""
+    body = network.baked_body(task).to(data.device)
+    encoded = (network.encode(network.rotated(data.images(index))) for index in _parts(data))
+    network.activation_ranges(task).record(body, encoded)
+
+
+@torch.no_grad()
+def fit_calibration(network: Network, task: int, data: Batchable) -> None:
+    """Fit the scale and shift of the task's logits to its validation images.
+
+    The scale calibrates softmax(scale * logits) within the task. Platt's targets keep a head that makes no mistake on
+    a few images from claiming certainty. The shift moves the mean largest logit to zero, so that tasks are comparable.
+    """
+    head = network.head(task)
+    seen = [network.rotated_features(data.images(index), task) for index in _parts(data)]
+    logits = torch.cat([head.each_rotation(features).mean(dim=0) for features in seen]).double()
+    head.scale.fill_(_temperature_scale(logits, data.local_classes))
+    head.shift.fill_(-(logits.amax(dim=1) * head.scale).mean().item())
+
+
+def _temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
+    """The scale in [0.01, 100] with the smallest cross-entropy on Platt's smoothed targets."""
+    count, classes = logits.shape
+    if classes == 1:
+        return 1.0
+    off = 1 / (count + classes)
+    targets = torch.full_like(logits, off)
+    targets.scatter_(1, local_classes[:, None], 1 - off * (classes - 1))
+    scales = torch.logspace(-2, 2, 401, dtype=logits.dtype, device=logits.device)
+    losses = torch.stack([-(targets * torch.log_softmax(scale * logits, dim=1)).sum() for scale in scales])
+    return float(scales[losses.argmin()])
+
+
+def _parts(data: Batchable) -> list[slice]:
+    return [slice(start, start + EVALUATION_BATCH) for start in range(0, len(data), EVALUATION_BATCH)]

@@ -1,0 +1,1 @@
+"""Metrics of a run, alternative decision rules, and the paper's theory."""

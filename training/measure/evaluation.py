@@ -1,0 +1,210 @@
+"""A finished run on its test images: its outputs, verdicts and losses, and the metrics made from them."""
+
+import argparse
+import logging
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.parameter_counts import capacity_used, count_parameters
+from serving.bundle.decision import Outputs, Verdicts, complete, judge
+from training.config import RunConfig
+from training.data.datasets import load_source
+from training.data.images import Images, Source
+from training.data.sources import Sources
+from training.host.device import choose_device, prepare
+from training.learn.measurements import Measurements, all_measurements
+from training.measure import metrics, theory
+from training.measure.alternative_rules import AlternativeRule, RuleFitter, chosen_rule
+from training.measure.task_prediction import TaskPredictor
+from training.measure.theory import DetectorProbabilities
+from training.run import Run, open_run
+
+SERVED = "served"
+"""The name of the decision rule that servers use."""
+
+log = logging.getLogger(__name__)
+
+
+def known_and_unknown(source: Source, config: RunConfig) -> tuple[Images, Images]:
+    """The test images of learned classes, and those of classes that no task has."""
+    return source.test.of(config.labels), source.test.of(set(source.classes) - set(config.labels))
+
+
+class TaskDetectors(NamedTuple):
+    """P'_k of every task for the known images, under one decision rule."""
+
+    formula: str
+    """What P'_k is, for people."""
+    probabilities: DetectorProbabilities
+    temperatures: theory.Floats | None = None
+    """tau_k [T] if TP_k is P'_k ** (1 / tau_k) / sum (near 0: the largest takes all); None if TP is made otherwise."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The test images of a run that are at hand, and the outputs of its network for them."""
+
+    run: Run
+    known: Images
+    unknown: Images
+    outputs: Outputs
+    unknown_outputs: Outputs
+    decide: metrics.DecisionFunction
+    settings: dict[str, Any]
+    """The decision rule that was used, and the numbers that were chosen for it."""
+    measurements: tuple[Measurements, ...] = ()
+    """Under the served rule only: those of every task for the known images, and for unknown ones if any."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the served rule decides, and not another one."""
+        return self.decide is judge
+
+    @cached_property
+    def class_ids(self) -> NDArray[np.int64]:
+        """The classes of the known images [n]."""
+        place = {label: class_id for class_id, label in enumerate(self.run.config.labels)}
+        return np.array([place[str(label)] for label in self.known.labels])
+
+    @cached_property
+    def tasks(self) -> NDArray[np.integer]:
+        """The tasks of the known images [n]."""
+        return metrics.task_of(self.class_ids, self.run.rule)
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """For the known images."""
+        return self.decide(self.outputs, self.run.rule)
+
+    @cached_property
+    def unknown_verdicts(self) -> Verdicts:
+        return self.decide(self.unknown_outputs, self.run.rule)
+
+    @cached_property
+    def task_detectors(self) -> TaskDetectors:
+        """P'_k of every task for the known images."""
+        rule = self.run.rule
+        if self.is_served:
+            # exp(-s) is a likelihood ratio of own against foreign. TP normalises the odds, not the probabilities.
+            scores = complete(self.outputs, rule)["scores"]
+            return TaskDetectors("sigmoid(-s_k), s_k the task's score", DetectorProbabilities.of_log_odds(-scores))
+        if isinstance(self.decide, TaskPredictor):
+            definition = self.decide.definition
+            formula = "sigmoid(max f_k)" if definition.detector == "sigmoid" else "max softmax(f_k / tau)"
+            taus = np.broadcast_to(definition.taus or theory.SMALLEST, len(rule.tasks)).astype(np.float64)
+            return TaskDetectors(formula, self.decide.detectors(self.outputs, rule), taus)
+        implied = theory.detectors_from_tasks(self.verdicts.p_task)
+        return TaskDetectors("TP_k, as this rule has no detectors", implied, np.ones(len(rule.tasks)))
+
+    @cached_property
+    def over_time(self) -> tuple[metrics.Matrix, list[metrics.Accuracies]]:
+        """The accuracy on each task's images, and over all images, after each task was learned."""
+        every = metrics.stages(self.outputs, self.run.rule, self.class_ids, self.decide, self.unknown_outputs)
+        matrix = metrics.accuracy_matrix(every)
+        return matrix, metrics.after_each_task(every, matrix)
+
+    @cached_property
+    def losses(self) -> theory.Losses:
+        """For the known images."""
+        verdicts, detectors = self.verdicts, self.task_detectors.probabilities
+        of_class = self.run.rule.task_of_class
+        return theory.losses(verdicts.p_within_task, verdicts.p_task, detectors, self.class_ids, of_class)
+
+
+def evaluate(
+    run: Run,
+    sources: Sources,
+    device: torch.device,
+    rule: AlternativeRule | None = None,
+    other_unknown: Images | None = None,
+) -> Evaluation:
+    """Run the network on the test images that are at hand; a warning names those that are not.
+
+    Unknown are the images of classes that no task has, or `other_unknown`. Without `rule` the served rule decides.
+    """
+    source, missing = sources.test_images()
+    for problem in missing:
+        log.warning("not measured: %s", problem)
+    known, unknown = known_and_unknown(source, run.config)
+    unknown = unknown if other_unknown is None else other_unknown
+    # A large network takes minutes for many images.
+    log.info("measuring on %d test images of learned classes and %d unknown ones ...", len(known), len(unknown))
+    pixels = [images.pixels for images in (known, unknown) if len(images)]
+    measurements: tuple[Measurements, ...] = ()
+    decide: metrics.DecisionFunction = judge
+    if rule is None:
+        settings: dict[str, Any] = {"prediction": SERVED}
+        measurements = tuple(all_measurements(run.network, each, device) for each in pixels)
+        outputs: list[Outputs] = [run.decider.outputs(each) for each in measurements]
+    else:
+        compute, decide, settings = RuleFitter(run, sources, device).fit(rule)
+        outputs = [compute(each) for each in pixels]
+    none = {name: values[:0] for name, values in outputs[0].items()}
+    unknown_outputs = outputs[1] if len(unknown) else none
+    return Evaluation(run, known, unknown, outputs[0], unknown_outputs, decide, settings, measurements)
+
+
+def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
+    """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    device = prepare(choose_device())
+    rule = chosen_rule(chosen)
+    run = open_run(chosen.run, device, chosen.decision)
+    return evaluate(run, Sources(run.config, chosen.data), device, rule, chosen_unknown(chosen, run.config))
+
+
+def chosen_unknown(chosen: argparse.Namespace, config: RunConfig) -> Images | None:
+    """The images that --unknown names, if the command has this option and it was given."""
+    named: list[str] | None = getattr(chosen, "unknown", None)
+    return None if named is None else load_source(named[0], config.preset.image, named[1]).test
+
+
+def measure(evaluation: Evaluation) -> dict[str, Any]:
+    """All metrics of a run: the content of RUN/metrics.json."""
+    run, verdicts, class_ids = evaluation.run, evaluation.verdicts, evaluation.class_ids
+    true_task, config = evaluation.tasks, run.config
+    per_task = metrics.task_auroc(verdicts.task_unknown_score, true_task)
+    matrix, accuracies = evaluation.over_time
+    losses = evaluation.losses
+    result: dict[str, Any] = {
+        "method": config.method,
+        "loss": config.loss,
+        "buffer": config.buffer,
+        "decision": run.decider.name,
+        **evaluation.settings,
+        "preset": config.preset.name,
+        "seed": config.seed,
+        "wall_seconds": round(run.seconds, 1),
+        "test_images": len(evaluation.known),
+        "untested_tasks": [task for task in range(len(config.tasks)) if not (true_task == task).any()],
+        **{name: value for name, value in accuracies[-1].items() if name not in ("forgetting", "rejected_unknown")},
+        "average_incremental_accuracy": metrics.average_incremental_accuracy(accuracies),
+        "ece": _rounded(metrics.calibration_error(verdicts.probability.max(axis=1), verdicts.class_id == class_ids)),
+        "task_auroc": metrics.mean_of(per_task),
+        "task_auroc_per_task": per_task,
+        "forgetting": metrics.forgetting(matrix),
+        "after_each_task": accuracies,
+        "accuracy_matrix": matrix,
+        "nats": {
+            **{name: _rounded(getattr(losses, name).mean()) for name in ("wp", "tp", "cil")},
+            "ood_per_task": [_rounded(value) for value in losses.ood.mean(axis=0)],
+        },
+        "parameters": count_parameters(run.network, corrected=bool(run.corrections)),
+        "capacity_used": capacity_used(run.network),
+        "unknown": None,
+    }
+    if len(evaluation.unknown):
+        result["unknown_images"] = len(evaluation.unknown)
+        result["unknown"] = metrics.unknown_metrics(verdicts, evaluation.unknown_verdicts, class_ids)
+    return result
+
+
+def _rounded(value: float) -> float | None:
+    """Six decimals, because the last bits of an output depend on its batch; None for infinity."""
+    return round(float(value), 6) if np.isfinite(value) else None

@@ -1,0 +1,179 @@
+"""The command line that all commands share. It imports nothing heavy, so that every --help is fast."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from training.show.suggest import did_you_mean
+
+LOSSES = ("csi", "ce")
+"""CSI's two steps, or plain cross-entropy as in the paper's baselines."""
+TP_RULES = ("argmax", "sigmoid", "softmax", "power", "tpl")
+AUTO = "auto"
+DEFAULT_RUN = Path("runs/digits")
+
+GLOSSARY = """\
+terms:
+  task        a few classes that are learned together; tasks are learned one after another
+  WP, TP      within-task prediction (the class, given the task); task prediction (which task)
+  CIL, TIL    accuracy when no task is given (class-incremental, WP x TP); when the task is given (task-incremental)
+  +c          the paper's correction: one scale and one shift per task, fitted on a few stored images (--buffer)
+  unknown     an image of no learned class
+  alpha       the share of known images that may be called unknown
+  run         the directory that training writes; it is exported to a bundle, which servers load
+  shelf       a folder of bundles with a link `current`, which servers watch
+  quarantine  the database in which servers keep the images that they called unknown
+"""
+
+
+class OptionGroup(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Options may stand before or after positional arguments; errors are one line; the help ends with a glossary."""
+
+    def __init__(self, command: str, description: str) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=command, description=description, epilog=GLOSSARY, formatter_class=formatter)
+        self._lists: dict[str, Callable[[str], Any]] = {}
+
+    def add_list(
+        self, option: str, of: Callable[[str], Any], group: OptionGroup | None = None, **settings: Any
+    ) -> None:
+        """An option that takes several values: it ends before the first one that `of` cannot convert."""
+        self._lists[option] = of
+        (group or self).add_argument(option, type=of, **settings)
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The chosen options; exits with 2 after a one-line error."""
+        return self.parse_intermixed_args(self._lists_ended(sys.argv[1:] if arguments is None else arguments))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+    def _lists_ended(self, arguments: Sequence[str]) -> list[str]:
+        """Move positional arguments that follow a list option, as in `--tau 1 2 RUN`, to the front.
+
+        A list ends at the first word that cannot be converted and looks like a path.
+        """
+        moved: list[str] = []
+        kept: list[str] = []
+        convert, ended = None, False
+        for word in arguments:
+            if word.startswith("--"):
+                convert, ended = self._lists.get(word), False
+            elif convert is not None and not ended:
+                ended = not _converts(convert, word) and (os.sep in word or Path(word).exists())
+            (moved if ended else kept).append(word)
+        return [*moved, *kept]
+
+
+def _converts(convert: Callable[[str], Any], word: str) -> bool:
+    try:
+        convert(word)
+    except (argparse.ArgumentTypeError, ValueError):
+        return False
+    return True
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A type for `add_argument`: one of some names; another one is an error that suggests the nearest."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names)}{did_you_mean(text, names)}")
+        return text
+
+    return parse
+
+
+def run_parser(command: str, description: str) -> CommandParser:
+    """A command about a finished run, on the test images that are at hand."""
+    parser = CommandParser(command, description)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory written by `openworld fit`")
+    parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
+    return parser
+
+
+def add_json_option(parser: CommandParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def add_plot_option(parser: CommandParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="PLOT", help="also draw a plot into this file, such as plot.png")
+
+
+def add_unknown_option(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--unknown",
+        nargs=2,
+        metavar=("DATASET", "FOLDER"),
+        help="images of another data set (such as fashion-mnist, or folder) as unknowns; default: the classes that "
+        "no task has",
+    )
+
+
+def add_rule_options(parser: CommandParser) -> None:
+    """Which decision rule the run is evaluated with; `training.measure.alternative_rules.chosen_rule` takes them."""
+    parser.add_argument(
+        "--decision", default=AUTO, metavar="NAME", help="another unknown score than the one that the run chose"
+    )
+    group = parser.add_argument_group("other decision rules than the served one")
+    group.add_argument(
+        "--tp", type=one_of(*TP_RULES), metavar="RULE", help=f"how tasks are predicted: {', '.join(TP_RULES)}"
+    )
+    group.add_argument("--corrected", action="store_true", help="correct the logits by the scales and shifts of +c")
+    parser.add_list(
+        "--tau",
+        float,
+        group,
+        nargs="+",
+        default=[],
+        help="temperature of softmax (default: 5), or of power: one number, or one per task",
+    )
+    group.add_argument("--nu", type=float, help="temperature within a task (default: 0.1 for softmax, else 1)")
+    parser.add_list(
+        "--odin",
+        float,
+        group,
+        nargs="*",
+        metavar=("TEMPERATURE", "EPSILON"),
+        help="ODIN's scores; without numbers they are chosen on validation images",
+    )
+
+
+def report_errors(work: Callable[[], int | None], *also: type[Exception]) -> int:
+    """Run a command and return its exit code: 2 after a user error, printed as one line, and 130 after Ctrl-C."""
+    from training.data.images import DataError
+    from training.run import RunError
+
+    user_errors: tuple[type[Exception], ...] = (RunError, DataError, ValueError, *also)
+    try:
+        return work() or 0
+    except user_errors as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def run_command(run: Callable[[], int]) -> int:
+    """Run a command and return its exit code: 2 if a package is not installed, with how to install it, and 130 after
+    Ctrl-C."""
+    try:
+        return run()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("models", "training", "export", "serving"):
+            raise
+        remedy = "pip install -e '.[train,client]' in a checkout"
+        print(f"error: this command needs the package {error.name}: {remedy}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

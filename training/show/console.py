@@ -1,0 +1,161 @@
+"""Console output of training: progress while it learns, tables of metrics at the end."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from training.config import system_title
+
+QUIET_SECONDS = 60.0
+"""Without a terminal, progress is printed after so many seconds without output."""
+UNLIMITED = 10_000
+"""Columns, to measure the full width of a table."""
+
+
+class Reporter:
+    """Progress bars on a terminal; without one, one line per phase and per minute, so that logs stay readable."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console = Console(stderr=True)
+        self._clock = clock
+        self._printed = clock()
+
+    def print(self, text: str) -> None:
+        # Neither wrapped nor formatted: the text may be a command to copy.
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._printed = self._clock()
+
+    @contextmanager
+    def bar(self, name: str, done: int, total: int) -> Iterator[Callable[[float], None]]:
+        """A bar of epochs; yields a function to call with the loss at the end of each of them."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._printed = self._clock()
+        with Progress(*columns, console=self.console) as progress:
+            progress.add_task(name, total=total, completed=done, loss="")
+            (bar,) = progress.tasks
+
+            def advance(loss: float) -> None:
+                progress.update(bar.id, advance=1, loss=f"loss {loss:.3f}")
+                is_quiet = self._clock() - self._printed >= QUIET_SECONDS
+                if is_quiet and not self.console.is_terminal and not bar.finished:
+                    self.print(f"{name} {bar.completed:.0f}/{total} loss {loss:.3f}")
+
+            yield advance
+
+
+def numbers(*names: str) -> list[Column]:
+    """Columns of numbers for a table."""
+    return [Column(name, justify="right") for name in names]
+
+
+def shown(value: float | None, digits: int = 3, times: int = 1) -> str:
+    """A number for a table, such as a share in per cent with times=100; "-" if there is none."""
+    return "-" if value is None else f"{times * value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _rule(result: Mapping[str, Any]) -> str:
+    """The decision rule, if it is not the served one."""
+    if result["prediction"] == "served":
+        return ""
+    chosen = [f"{name} {result[name]}" for name in ("tau", "nu", "temperature", "epsilon") if name in result]
+    return f", decided by {result['prediction']} ({', '.join(chosen)})"
+
+
+def print_summary(result: Mapping[str, Any]) -> None:
+    console = Console()
+    system = system_title(result["method"], result["loss"])
+    title = f"{result['preset']}, {system}, seed {result['seed']}{_rule(result)}"
+    table = Table("measure", *numbers("value"), "meaning", title=title)
+    table.add_row("CIL accuracy", _percent(result["cil_accuracy"]), "right class among all classes of all tasks")
+    table.add_row("TIL accuracy", _percent(result["til_accuracy"]), "right class when the task is given (WP)")
+    table.add_row("TP accuracy", _percent(result["tp_accuracy"]), "right task")
+    if result["task_auroc"] is not None:
+        auroc = shown(result["task_auroc"], 4)
+        table.add_row("task AUROC", auroc, "images of each task against those of the other tasks")
+    average = _percent(result["average_incremental_accuracy"])
+    table.add_row("average incremental", average, "mean CIL accuracy after each task, over the classes learned by then")
+    table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
+    table.add_row("ECE", _percent(result["ece"]), "mean difference of confidence and accuracy, CIL")
+    counts = result["parameters"]
+    own = f"at inference; task 0 alone has {counts['per_task'][0]:,} of them"
+    table.add_row("parameters", f"{counts['inference']:,}", own)
+    table.add_section()
+    table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
+    if unknown := result["unknown"]:
+        known_positive = f"unknown positive; known positive: {unknown['aupr_known']:.4f}"
+        table.add_row("unknown AUROC", f"{unknown['auroc']:.4f}", "learned classes against classes never learned")
+        table.add_row("unknown AUPR", f"{unknown['aupr']:.4f}", known_positive)
+        table.add_row("OSCR", f"{unknown['oscr']:.4f}", "known images accepted and right, over unknown ones accepted")
+        accepted = _percent(unknown["fpr95"])
+        table.add_row("FPR at 95 %", accepted, "unknown images accepted when 95 % of the known ones are")
+        table.add_row("unknown rejected", _percent(unknown["rejected_unknown"]), "at the run's alpha")
+    console.print(table)
+    console.print(over_time_table(result["after_each_task"]))
+    matrix = _matrix(result["accuracy_matrix"])
+    if console.measure(matrix, options=console.options.update(max_width=UNLIMITED)).maximum <= console.width:
+        console.print(matrix)
+    else:
+        # Columns that are cut to fit would show only dots.
+        tasks = len(result["accuracy_matrix"])
+        console.print(f"CIL accuracy on each of the {tasks} tasks after each of them: see report.html")
+
+
+OVER_TIME = ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting", "accepted_known", "rejected_unknown")
+
+
+def over_time_table(accuracies: Sequence[Mapping[str, Any]]) -> Table:
+    """The run after each of its tasks."""
+    rows = [[each[name] for name in OVER_TIME] for each in accuracies]
+    title = "after each task, all test images of the tasks learned by then, %"
+    return _after_tasks(title, ("CIL", "TIL", "TP", "forgetting", "known\naccepted", "unknown\nrejected"), rows)
+
+
+def _matrix(rows: Sequence[Sequence[float | None]]) -> Table:
+    title = "CIL accuracy on each task's test images, % (row: after learning that task)"
+    return _after_tasks(title, [f"task {task}" for task in range(len(rows))], rows)
+
+
+def _after_tasks(title: str, columns: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Table:
+    """One row of shares per task, in per cent."""
+    table = Table("after", *numbers(*columns), title=title)
+    for task, row in enumerate(rows):
+        table.add_row(f"task {task}", *(shown(value, 1, 100) for value in row))
+    return table
+
+
+def print_groups(found: Mapping[str, Any], min_size: int) -> None:
+    """Print the groups of unknown images that `openworld discover` found, as a table."""
+    console = Console()
+    if not found["images"]:
+        console.print("nothing to group: the quarantine has no new unknown image", highlight=False)
+        return
+    title = f"{found['images']} unknown images, about {found['new_classes']} new classes"
+    table = Table(*numbers("group", "images", "cohesion"), "looks like", title=title)
+    for number, one in enumerate(found["groups"], start=1):
+        near = one["near_class"]
+        looks = f"a changed {near}" if one["shifted"] else f"something new, near {near}" if near else "something new"
+        table.add_row(str(number), str(one["size"]), f"{one['cohesion']:.2f}", looks)
+    table.add_section()
+    table.add_row("none", str(found["in_no_group"]), "", f"fewer than {min_size} alike (--min-size)")
+    if found["known_by_now"]:
+        table.add_row("none", str(found["known_by_now"]), "", "known to this model, or unreadable")
+    console.print(table)
+    if found["groups"]:
+        console.print("next: name the groups on the page /unknowns, then openworld learn-unknowns RUN")

@@ -1,0 +1,138 @@
+"""A run on one self-contained page: RUN/report.html."""
+
+import base64
+import io
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+from sklearn.metrics import roc_curve
+
+from serving.bundle.atomic import replace_file
+from serving.bundle.decision import threshold
+from training.data.images import Images, picture
+from training.measure.comparison import decision_rows
+from training.measure.diagnosis import confusion_matrix, diagnose
+from training.measure.evaluation import Evaluation
+from training.show import plots
+from training.store.checkpoint import CONFIG
+from training.store.history import PHASES, History
+
+PAGE = "report.html"
+MOST_MISTAKES = 12
+LARGEST_SIDE = 96
+
+
+def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> Path:
+    """Write RUN/report.html from an evaluation and its metrics; returns the file."""
+    history = History(folder)
+    epochs, run, served = history.epochs, evaluation.run, evaluation.is_served
+    found = diagnose(evaluation)
+    tall = 1.6 + 0.19 * len(found.capacity.layers)
+    page = _template().render(
+        title=run.title + ("" if served else f", decided by {result['prediction']}"),
+        result=result,
+        config=run.config,
+        diagnosis=found,
+        # Only the served rule has the measurements that all decisions need.
+        decisions=list(decision_rows(run, evaluation.measurements, evaluation.class_ids)) if served else [],
+        pictures=dict(_pictures(evaluation, result)),
+        first_use=_svg("first_use", plots.first_use(found.capacity), tall),
+        usage=_svg("usage", plots.usage(found.capacity), tall),
+        losses=_svg("losses", plots.losses_per_task(found)),
+        theorems=_svg("theorems", plots.theorems(found.bounds)),
+        curves=[_svg(phase, plots.curves(epochs, phase)) for phase in PHASES if phase in {e.phase for e in epochs}],
+        mistakes=list(_mistakes(evaluation)),
+        commands=[shlex.join(words) for words in history.commands],
+        configuration=(folder / CONFIG).read_text(encoding="utf-8"),
+        metrics=json.dumps(result, indent=2),
+    )
+    replace_file(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def _template() -> Any:
+    loader = PackageLoader("training.show", ".")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
+    environment.filters["share"] = lambda share: "-" if share is None else f"{share:.3f}"
+    environment.filters["percent"] = lambda share: "-" if share is None else f"{100 * share:.1f}"
+    return environment.get_template("page.html")
+
+
+def _svg(name: str, draw: plots.Draw, height: float = 3.3) -> Markup:
+    return Markup(plots.svg(name, draw, height))
+
+
+def _pictures(evaluation: Evaluation, result: dict[str, Any]) -> Iterator[tuple[str, Markup]]:
+    verdicts, rule, labels = evaluation.verdicts, evaluation.run.rule, evaluation.run.config.labels
+    between_classes = confusion_matrix(evaluation.class_ids, verdicts.class_id, len(labels))
+    # The unknown score of the served rule is -log10 of the p-value already.
+    known, unknown = (
+        each.unknown_score if evaluation.is_served else np.asarray(-np.log10(each.p_value))
+        for each in (verdicts, evaluation.unknown_verdicts)
+    )
+    lines = dict(_roc_lines(evaluation))
+    bold = next(iter(lines)) if len(evaluation.unknown) else None
+    draws = {
+        "over_time": plots.over_time(result["after_each_task"]),
+        "confusion": plots.confusion(between_classes, labels, "Classes: images of each true class"),
+        "scores": plots.scores(known, unknown, threshold(rule.alpha)),
+        "reliability": plots.reliability(verdicts.probability.max(axis=1), verdicts.class_id == evaluation.class_ids),
+    }
+    if lines:
+        draws["roc"] = plots.roc(lines, bold)
+    for name, draw in draws.items():
+        yield name, _svg(name, draw, height=4.4 if name == "confusion" else 3.3)
+
+
+def _roc_lines(evaluation: Evaluation) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Known against unknown images, if there are any, then each task against the others; foreign is positive."""
+    verdicts = evaluation.verdicts
+    if len(evaluation.unknown):
+        scores = np.concatenate([verdicts.unknown_score, evaluation.unknown_verdicts.unknown_score])
+        foreign = np.repeat([0, 1], [len(evaluation.known), len(evaluation.unknown)])
+        yield "all tasks against unknown", roc_curve(foreign, scores)[:2]
+    for task in range(verdicts.task_unknown_score.shape[1]):
+        foreign = evaluation.tasks != task
+        if foreign.any() and not foreign.all():
+            yield f"task {task} against the others", roc_curve(foreign, verdicts.task_unknown_score[:, task])[:2]
+
+
+def _mistakes(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    known, unknown, labels = evaluation.verdicts, evaluation.unknown_verdicts, np.array(evaluation.run.config.labels)
+    confidence = known.probability.max(axis=1)
+    answers = [f"{label}, {share:.2f}" for label, share in zip(labels[known.class_id], confidence, strict=True)]
+    wrong = known.class_id != evaluation.class_ids
+    yield _kind("wrong class, with its confidence", evaluation.known, answers, wrong, -confidence)
+    answers = [f"unknown, p {p:.3f}" for p in known.p_value]
+    yield _kind("known but called unknown, with its p-value", evaluation.known, answers, ~known.known, known.p_value)
+    answers = [f"{label}, p {p:.2f}" for label, p in zip(labels[unknown.class_id], unknown.p_value, strict=True)]
+    title = "never learned but accepted as a class, with its p-value"
+    yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value)
+
+
+def _kind(
+    title: str, images: Images, answers: Sequence[str], chosen: NDArray[np.bool_], order: NDArray[np.floating[Any]]
+) -> dict[str, Any]:
+    """Mistakes of one kind: how many there are, and the most confident ones, with the image as a data URL."""
+    places = chosen.nonzero()[0]
+    first = places[order[places].argsort(kind="stable")][:MOST_MISTAKES]
+    shown = [
+        {"picture": _data_url(images.pixels[place]), "true": str(images.labels[place]), "answer": answers[place]}
+        for place in first
+    ]
+    return {"title": title, "count": len(places), "shown": shown}
+
+
+def _data_url(pixels: NDArray[np.uint8]) -> str:
+    small = picture(pixels)
+    small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    content = io.BytesIO()
+    small.save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

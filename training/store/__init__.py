@@ -1,0 +1,1 @@
+"""What a run writes to disk: checkpoints, history and experiment trackers."""
