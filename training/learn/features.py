@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.config import ROTATIONS
 from models.masks.all_reduce import processes, summed
 from models.network import Network
 from training.config import Augmentation, FeatureLearning
 from training.data.tasks import Batchable, TaskData
 from training.host.device import Forward, channels_last_on_gpu, compiled, mixed_precision
 from training.host.distributed import Share, independent_dropout, sum_gradients
-from training.learn.augment import VIEWS, eight_views, standard_view
+from training.learn.augment import PAIR, rotated_views, standard_view
 from training.learn.losses import supervised_contrastive
 from training.learn.optimizers import set_lr, warmup_cosine
 
@@ -97,10 +98,10 @@ def _loss(
     head, device = network.head(task), images.device
     if how.loss == "ce":
         seen = channels_last_on_gpu(standard_view(images, views, share), device)
-        with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+        with mixed_precision(device), independent_dropout(max(network.config.dropout), batch):
             logits = head.all_logits(forward(seen, task, sharpness))
         return functional.cross_entropy(logits.float(), classes, reduction="sum") / share.total
-    rotated, rotated_classes = eight_views(images, classes, head.classes, views, share)
-    with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+    rotated, rotated_classes = rotated_views(images, classes, head.classes, views, PAIR, share)
+    with mixed_precision(device), independent_dropout(max(network.config.dropout), batch):
         vectors = forward(channels_last_on_gpu(rotated, device), task, sharpness)
-    return supervised_contrastive(vectors.float(), rotated_classes, how.temperature, share.times(VIEWS))
+    return supervised_contrastive(vectors.float(), rotated_classes, how.temperature, share.times(PAIR * ROTATIONS))
