@@ -82,8 +82,11 @@ def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentati
     )
     _fit_to(network, task, detector, every, train.local_classes)
     own = task_measurements(network, task, data.validation.pixels)
-    enough = len(data.validation) >= ENOUGH_VALIDATION
-    detector.remember(own, None if enough else _left_out(network, task, every, train.local_classes))
+    left_out: dict[str, Tensor] = {}
+    if len(data.validation) < ENOUGH_VALIDATION:
+        left_out = _left_out(network, task, every, train.local_classes)
+    remembered = [data.validation.local_classes, *([train.local_classes] if left_out else [])]
+    detector.remember(own, left_out, torch.cat(remembered))
 
 
 def _live_features(network: Network, task: int, data: Batchable, change: Callable[[Tensor], Tensor]) -> Features:
