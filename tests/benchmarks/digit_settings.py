@@ -23,7 +23,7 @@ from tests.benchmarks.many_tasks import GUISES, guised_digits
 from training import fit
 from training.config import Preset
 from training.data.datasets import SOURCES, load_source
-from training.data.images import Images, Source
+from training.data.images import TEST_SHARE, Images, Source, join
 from training.data.sources import Sources
 from training.measure.evaluation import Evaluation, evaluate
 from training.presets import PRESETS
@@ -54,6 +54,17 @@ def source_with(most: Callable[[str], int]) -> Callable[[ImageSpec, str | None],
     return load
 
 
+def split_again(seed: int) -> Callable[[ImageSpec, str | None], Source]:
+    """The digits with another division into training and test images."""
+
+    def load(spec: ImageSpec, data: str | None = None) -> Source:
+        digits = load_source("digits", spec, data)
+        train, test = join([digits.train, digits.test]).split(TEST_SHARE, seed)
+        return replace(digits, train=train, test=test)
+
+    return load
+
+
 @dataclass(frozen=True)
 class Setting:
     """Changes to the default preset, the source of its images, and a task that is added afterwards."""
@@ -73,9 +84,11 @@ SETTINGS = {
     "guises": Setting(
         guised_digits, (("held_out", tuple(f"{digit} {guise}" for guise in GUISES for digit in UNKNOWN)),)
     ),
+    **{f"split-{seed}": Setting(split_again(seed)) for seed in (1, 2, 3)},
 }
 """`few`: 20 training images per class. `uneven`: 12 of each odd digit and 120 of each even one. `added`: 8 and 9 with
-20 images each as a fifth task. `guises`: twenty tasks, 0 to 7 in five guises. Unknown are 8 and 9, but in `added`."""
+20 images each as a fifth task. `guises`: twenty tasks, 0 to 7 in five guises. `split-1`, ...: the default with other
+test images. Unknown are 8 and 9, but in `added`."""
 
 
 @contextmanager
