@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from serving.bundle.decision import judge
 from serving.bundle.manifest import ImageSpec
 from tests.benchmarks.many_tasks import GUISES, guised_digits
 from training import fit
@@ -25,6 +26,8 @@ from training.config import Preset
 from training.data.datasets import SOURCES, load_source
 from training.data.images import TEST_SHARE, Images, Source, join
 from training.data.sources import Sources
+from training.learn.decisions import AUTO
+from training.measure import metrics
 from training.measure.evaluation import Evaluation, evaluate
 from training.presets import PRESETS
 from training.run import Run, open_run
@@ -102,9 +105,16 @@ def setting_known(name: str) -> Iterator[Setting]:
         yield setting
 
 
+def place_of(name: str, seed: int, method: str, folder: Path) -> Path:
+    return folder / f"{name}-{method}-{seed}"
+
+
+COLUMNS = ("CIL", "TP", "accepted", "lowest", "rejected", "similar")
+
+
 def learned_run(name: str, seed: int, method: str, folder: Path) -> Run:
     """The run of a setting, learned if its folder has none that is finished; needs `setting_known`."""
-    place, setting = folder / f"{name}-{method}-{seed}", SETTINGS[name]
+    place, setting = place_of(name, seed, method, folder), SETTINGS[name]
     if not (place / METRICS).exists():
         begun = ["--resume"] if place.exists() else []
         assert fit.main(["--out", str(place), "--seed", str(seed), "--method", method, *begun]) == 0
@@ -116,13 +126,31 @@ def learned_run(name: str, seed: int, method: str, folder: Path) -> Run:
 
 
 def table(evaluation: Evaluation) -> str:
-    """Shares in % after each task, of the test images of all tasks so far and of unknown ones."""
-    rows = [f"{'tasks':>5} {'CIL':>6} {'TP':>6} {'accepted':>9} {'rejected':>9}"]
-    for number, after in enumerate(evaluation.over_time[1], start=1):
-        values = (after[key] for key in ("cil_accuracy", "tp_accuracy", "accepted_known", "rejected_unknown"))
-        shares = [("-" if value is None else f"{100 * value:.1f}") for value in values]
-        rows.append(f"{number:5} {shares[0]:>6} {shares[1]:>6} {shares[2]:>9} {shares[3]:>9}")
+    """Shares in % after each task: CIL and TP, accepted test images of all tasks so far and of the task with the lowest
+    share, rejected unknown images, and of these only those in the guises of the tasks so far."""
+    every = metrics.stages(
+        evaluation.outputs, evaluation.run.rule, evaluation.class_ids, judge, evaluation.unknown_outputs
+    )
+    rows = [f"{'tasks':>5}" + "".join(f"{name:>10}" for name in COLUMNS)]
+    for number, (verdicts, class_ids, rule, accepted) in enumerate(every, start=1):
+        tasks = metrics.task_of(class_ids, rule)
+        guises = {guise_of(label) for labels in evaluation.run.config.tasks[:number] for label in labels}
+        similar = np.array([guise_of(str(label)) in guises for label in evaluation.unknown.labels], dtype=bool)
+        shares = [
+            (verdicts.class_id == class_ids).mean(),
+            (verdicts.task == tasks).mean(),
+            verdicts.known.mean(),
+            min(verdicts.known[tasks == task].mean() for task in range(number)),
+            1 - accepted.mean() if len(accepted) else np.nan,
+            1 - accepted[similar].mean() if similar.any() else np.nan,
+        ]
+        rows.append(f"{number:5}" + "".join(f"{100 * share:10.1f}" for share in shares))
     return "\n".join(rows)
+
+
+def guise_of(label: str) -> str:
+    """ "7 striped" -> "striped"; a digit as it is has none."""
+    return label.partition(" ")[2]
 
 
 def by_class(evaluation: Evaluation) -> str:
@@ -139,15 +167,17 @@ def main() -> None:
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--method", choices=("hat", "sup"), default="hat")
+    parser.add_argument("--decision", nargs="+", default=[AUTO], help="default: the one that each run chose")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     chosen = parser.parse_args()
     with setting_known(chosen.setting):
         for seed in chosen.seed:
-            run = learned_run(chosen.setting, seed, chosen.method, chosen.out)
-            evaluation = evaluate(run, Sources(run.config), CPU)
-            print(f"\n{chosen.setting}, {chosen.method}, seed {seed}, decision {run.decider.name}")
-            print(table(evaluation))
-            print(f"CIL of each class: {by_class(evaluation)}", flush=True)
+            learned_run(chosen.setting, seed, chosen.method, chosen.out)
+            for decision in chosen.decision:
+                run = open_run(place_of(chosen.setting, seed, chosen.method, chosen.out), CPU, decision)
+                evaluation = evaluate(run, Sources(run.config), CPU)
+                print(f"\n{chosen.setting}, {chosen.method}, seed {seed}, decision {run.decider.name}")
+                print(f"{table(evaluation)}\nCIL of each class: {by_class(evaluation)}", flush=True)
 
 
 if __name__ == "__main__":

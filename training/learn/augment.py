@@ -119,16 +119,17 @@ MOVED, TILTED, SCALED, DARKENED = 1 / 16, 10.0, 0.1, 0.3
 """How strongly a slight change may move (share of the side), tilt (degrees), scale (logarithm) and darken an image."""
 
 
-def slight_change(images: Tensor, how: Augmentation) -> Tensor:
-    """Copies of images that still show the same: each a little moved, tilted, scaled and darkened at random."""
+def slight_change(images: Tensor, how: Augmentation, strength: float = 1.0) -> Tensor:
+    """Copies of images that still show the same: each a little moved, tilted, scaled and darkened at random, by up to
+    `strength` times the constants above."""
     draw = drawing(len(images), images.device)
-    tilt = _uniform(draw, -TILTED, TILTED) * (math.pi / 180)
-    size = torch.exp(_uniform(draw, -SCALED, SCALED))
+    tilt = strength * _uniform(draw, -TILTED, TILTED) * (math.pi / 180)
+    size = torch.exp(strength * _uniform(draw, -SCALED, SCALED))
     cos, sin = torch.cos(tilt) * size, torch.sin(tilt) * size
     # Coordinates run from -1 to 1, so that a side has length 2.
-    right, down = (_uniform(draw, -2 * MOVED, 2 * MOVED) for _ in range(2))
+    right, down = (strength * _uniform(draw, -2 * MOVED, 2 * MOVED) for _ in range(2))
     affine = torch.stack([cos, -sin, right, sin, cos, down], dim=1).view(-1, 2, 3)
-    return _resampled(images, affine, how) * _uniform(draw, 1 - DARKENED, 1).view(-1, 1, 1, 1)
+    return _resampled(images, affine, how) * (1 - strength * DARKENED * draw()).view(-1, 1, 1, 1)
 
 
 def _resampled(images: Tensor, affine: Tensor, how: Augmentation) -> Tensor:
