@@ -19,9 +19,6 @@ from serving.errors import OutputError, RequestError
 from serving.inference.answers import PredictionOptions
 from serving.inference.loaded import LoadedModel
 
-LARGE = 1_000_000
-"""Pixels above which an image is large: decoding takes up to a megabyte of memory per 64 thousand pixels."""
-
 ReadImage = Callable[[], bytes]
 """Returns the bytes of an image file, or raises a RequestError; called in a thread."""
 
@@ -62,9 +59,10 @@ class Job:
         self.decode_seconds = self.queued_at - started
 
     @property
-    def large(self) -> bool:
-        """Whether decoding takes so much memory that only one such image is decoded at a time."""
-        return self.image is not None and self.image.width * self.image.height > LARGE
+    def pixel_count(self) -> int:
+        """By the header of the image file, which has been read."""
+        assert self.image is not None
+        return self.image.width * self.image.height
 
     def decode(self) -> None:
         """Decode the pixels, or raise an ImageError."""
