@@ -49,7 +49,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         alone = {case: learned(*case) for case in CASES}
         for method in METHODS:
             assert whole_run(folder / f"{method}-alone", method) == 0
-        _, errors = two.communicate(timeout=300)
+        _, errors = two.communicate(timeout=900)
     assert two.returncode == 0, errors
     return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)], alone)
 
