@@ -293,32 +293,17 @@ def tamper(place: Place, **columns: object) -> None:
     database.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../victim",
-        "../../victim",
-        "/etc/passwd",
-        "victim",
-        "images/../../victim",
-        f"{'0' * 64}-ffffffff-01234567",
-        "\0",
-        "",
-    ],
-)
+OF_ANOTHER = f"{'0' * 64}-ffffffff-01234567"
+"""A file of another quarantine in the same folder."""
+
+
+@pytest.mark.parametrize("name", ["../victim", "../../victim", "/etc/passwd", "victim", "x/../victim", OF_ANOTHER, ""])
 def test_a_row_that_names_another_file_reaches_none(place: Place, store: Store, tmp_path: Path, name: str) -> None:
     store.add(arrivals(range(2)))
     folder = place.files()[0].parent
-    victims = [
-        folder.parent / "victim",
-        folder.parent.parent / "victim",
-        folder / "victim",
-        folder / f"{'0' * 64}-ffffffff-01234567",
-    ]
+    victims = [folder.parent / "victim", folder.parent.parent / "victim", folder / "victim", folder / OF_ANOTHER]
     for victim in victims:
         victim.write_bytes(b"of someone else")
-    if "\0" in name and place.url.startswith("postgresql"):
-        pytest.skip("PostgreSQL stores no such text")
     tamper(place, file=name)
     (damaged, whole) = store.items()
     assert (damaged.id, damaged.damage) == (1, "file is not a name that this quarantine makes")
@@ -336,9 +321,12 @@ def test_a_row_that_names_another_file_reaches_none(place: Place, store: Store, 
 def test_no_storage_touches_a_file_with_another_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "victim").write_bytes(b"of someone else")
     for images in (open_image_store(str(tmp_path / "images")), open_image_store(f"memory://{tmp_path}/images")):
-        for use in (lambda: images.read(name), lambda: images.remove([name]), lambda: images.write({name: b""})):
-            with pytest.raises(DamagedItemError, match="not named as"):
-                use()
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.read(name)
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.remove([name])
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.write({name: b""})
     assert (tmp_path / "victim").read_bytes() == b"of someone else"
 
 
