@@ -33,8 +33,8 @@ MUTANTS = 5000
 CLIENTS = 4
 GROWTH = 48.0
 """Megabytes by which a worker may grow after its first thousand images: one large image may be in progress."""
-SLOWEST = 5.0
-"""Seconds that a small image may take, damaged or not, on a machine with other load."""
+SLOWEST = 30.0
+"""Seconds that a small image may take, damaged or not, on a machine with other load; the server's deadline."""
 EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
@@ -226,7 +226,7 @@ def test_large_damaged_images_leave_nothing_behind(
     grown = megabytes([worker]) - before
     report_line(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
     assert {said_code(reply.json()) for reply in replies} == {"broken_image"}
-    assert grown <= 24
+    assert grown <= GROWTH
 
 
 def said_code(body: dict[str, Any]) -> str:
