@@ -225,10 +225,12 @@ def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, s
 SOURCE = "serving.service:OpenWorld"
 
 
-def serve_command(port: int, python: str = sys.executable, target: str | None = None) -> list[str]:
+def serve_command(
+    port: int, python: str = sys.executable, target: str | None = None, host: str | None = "127.0.0.1"
+) -> list[str]:
     """Our own command; BentoML's, if a target is given."""
     command = ["serving"] if target is None else ["bentoml", "serve", target]
-    return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
+    return [python, "-m", *command, *(("--host", host) if host else ()), "--port", str(port)]
 
 
 def refused(
@@ -271,6 +273,7 @@ def serving(
     cwd: Path = ROOT,
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
+    host: str | None = "127.0.0.1",
 ) -> Iterator[Server]:
     """A real server in a separate process, from ready to stopped."""
     port = free_port()
@@ -278,7 +281,7 @@ def serving(
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(port, python, target),
+            serve_command(port, python, target, host),
             cwd=cwd,
             env=server_environment(home, bundle, settings),
             stdout=output,

@@ -74,6 +74,9 @@ def check(settings: Settings, bundle: Path) -> int:
     except (BundleError, ProviderError, StoreError) as error:
         print(error, file=sys.stderr)
         return CANNOT_SERVE
+    except MemoryError:
+        print(f"{bundle}: too little memory to load it", file=sys.stderr)
+        return CANNOT_SERVE
     return 0
 
 

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict
 
 from serving.bundle.atomic import replace_file, replacing
 from serving.bundle.errors import BundleError
+from serving.bundle.files import copy_regular
 from serving.bundle.layout import MANIFEST
 
 PREFIX = "openworld-"
@@ -148,7 +149,7 @@ class WorkerGroup:
         """A copy that does not change with the original."""
         copy = Path(tempfile.mkdtemp(dir=self.folder / "bundles"))
         try:
-            shutil.copytree(bundle, copy, dirs_exist_ok=True)
+            shutil.copytree(bundle, copy, copy_function=copy_regular, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             shutil.rmtree(copy, ignore_errors=True)
             raise BundleError(f"{bundle}: cannot be copied to {copy}: {error}") from error

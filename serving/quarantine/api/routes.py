@@ -23,7 +23,14 @@ from serving.inference.engine import Engine
 from serving.quarantine.api import schemas
 from serving.quarantine.api.overview import item_list, overview
 from serving.quarantine.api.pictures import MEDIA_TYPES, SIDE, Picture, picture, thumbnail
-from serving.quarantine.records import LabelError, LearnedError, StoreError, UnavailableError, UnknownIdError
+from serving.quarantine.records import (
+    DamagedItemError,
+    LabelError,
+    LearnedError,
+    StoreError,
+    UnavailableError,
+    UnknownIdError,
+)
 
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
@@ -246,6 +253,8 @@ async def _ask(request: Request, work: Callable[[Store, str], T]) -> T:
         raise errors.AlreadyLearnedError(
             "learned already", got=str(error), allowed="what no model has learned"
         ) from None
+    except DamagedItemError as error:
+        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="a whole image") from None
     except UnavailableError as error:
         allowed = "the same request again, in a while"
         raise errors.QuarantineAwayError("the quarantine is away", got=str(error), allowed=allowed) from None
