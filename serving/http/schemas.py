@@ -62,7 +62,7 @@ class Answer(ApiModel):
     p_task: float = field("probability of the best guess's task", 0.904)
     p_value: float = field("p-value of the task that fits the image best, or of the requested task", 0.0371)
     unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)
-    threshold: float = field("-log10 of alpha; a higher unknown_score is called unknown if rejects_unknown", 1.301)
+    threshold: float = field("-log10 of alpha; the image is unknown exactly if its unknown_score is higher", 1.301)
     alpha: float = field("share of known images that may be called unknown", 0.05)
     tasks: tuple[TaskAnswer, ...] = Field(description="outputs of every task, in order")
     top: tuple[ClassAnswer, ...] = Field(description="the most probable classes, best first")
