@@ -14,8 +14,8 @@ and both can be compared between tasks although no two tasks ever saw the same i
   at least alpha. If the scores are of validation images, this accepts at least 1 - alpha of every task's own images on
   average, whatever is learned later. If scores of left-out training images are among them, the share is measured to be
   close to 1 - alpha, and not proven: the network has seen these images, though the detectors have not.
-  A p-value is never below 1 / (N_k + 1), so a task with fewer than 1 / alpha scores rejects no image; its unknown scores
-  stay within the threshold, so that an image is known exactly if its unknown score is within it.
+  A p-value is never below 1 / (N_k + 1), so a task with fewer than 1 / alpha scores rejects no image. Its unknown
+  scores stay within the threshold, so that an image is known exactly if its unknown score is within it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
+from serving.bundle.run_verdict import RunVerdict
 
 FORMAT = 5
 """The version of the format. A change that an older reader would misread gets a new number."""
@@ -103,6 +104,7 @@ class Manifest(_Section):
     decision: str = Field(description="the name of the unknown score that decides")
     alpha: float
     threshold: float
+    verdict: RunVerdict = Field(description="how good the run is")
     metrics: dict[str, Any]
     versions: dict[str, str]
     verification: dict[str, dict[str, float]]
