@@ -25,6 +25,7 @@ from serving.bundle.files import MOST_BYTES, read_regular
 from serving.bundle.labels import check_labels
 from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
+from serving.bundle.run_verdict import RunVerdict
 
 FORMAT = 5
 """The version of the format. A change that an older reader would misread gets a new number."""
@@ -108,6 +109,7 @@ class Manifest(_Section):
     decision: str = Field(description="the name of the unknown score that decides")
     alpha: float
     threshold: float
+    verdict: RunVerdict = Field(description="how good the run is")
     metrics: dict[str, Any]
     versions: dict[str, str]
     verification: dict[str, dict[str, float]]
