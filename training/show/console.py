@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from serving.bundle.terminal import escaped
 from training.config import system_title
 
 QUIET_SECONDS = 60.0
@@ -27,7 +28,7 @@ class Reporter:
 
     def print(self, text: str) -> None:
         # Neither wrapped nor formatted: the text may be a command to copy.
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escaped(text), highlight=False, markup=False, soft_wrap=True)
         self._printed = self._clock()
 
     @contextmanager
