@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.bundle.terminal import escaped
 from training.options import AUTO, CommandParser, one_of, run_command
 
 if TYPE_CHECKING:
@@ -104,10 +105,13 @@ def export_chosen(chosen: argparse.Namespace) -> int:
             max_loss=chosen.max_loss,
         )
     except (RunError, *EXPORT_ERRORS) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename or chosen.publish or chosen.out}: {error.strerror or error}", file=sys.stderr)
+        print(
+            escaped(f"error: {error.filename or chosen.publish or chosen.out}: {error.strerror or error}"),
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import escaped
 from serving.host import address
 from serving.host.command import ServingParser
 from serving.host.preflight import CANNOT_SERVE
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None, program: str = "openworld serve") -
         host = chosen.host or address.host(address.default_host(settings.api_key))
         address.check_free(host, chosen.port)
     except (SettingsError, address.ListenError, argparse.ArgumentTypeError) as error:
-        print(error, file=sys.stderr)
+        print(escaped(error), file=sys.stderr)
         return CANNOT_SERVE
     # Without a timeout, a client that stops reading would keep the server from ending.
     timeout = f"--timeout-graceful-shutdown={math.ceil(settings.deadline) + GRACE}"

@@ -17,6 +17,7 @@ from bentoml.validators import ContentType
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.bundle.errors import BundleError
+from serving.bundle.terminal import escaped
 from serving.errors import RequestError
 from serving.host.address import default_host, is_loopback
 from serving.host.cpus import available_cpus, plan_cpus
@@ -69,7 +70,7 @@ class OpenWorld:
             if settings.swappable:
                 os.environ[variable("group")] = str(create_group(settings, bundle, bentoml_home()).folder)
         except (SettingsError, BundleError) as error:
-            print(error, file=sys.stderr)
+            print(escaped(error), file=sys.stderr)
             sys.exit(CANNOT_SERVE)
         host = default_host(settings.api_key)
         if settings.api_key is None and not is_loopback(host):

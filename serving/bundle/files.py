@@ -8,8 +8,8 @@ import shutil
 import stat
 from pathlib import Path
 
-MOST_BYTES = 16 * 1024**3
-"""Bytes of any file of a bundle."""
+MOST_BYTES, MOST_METADATA = 16 * 1024**3, 256 * 1024**2
+"""Bytes of any file of a bundle, and of its manifest, rule or golden file; of those, megabytes are usual."""
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:

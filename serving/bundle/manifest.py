@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from serving.bundle.arrays import read_arrays
 from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.errors import BundleError
-from serving.bundle.files import MOST_BYTES, read_regular
+from serving.bundle.files import MOST_BYTES, MOST_METADATA, read_regular
 from serving.bundle.labels import check_labels
 from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
@@ -30,8 +30,6 @@ from serving.bundle.run_verdict import RunVerdict
 FORMAT = 5
 """The version of the format. A change that an older reader would misread gets a new number."""
 INPUT_NAME = "pixels"
-MOST_METADATA = 256 * 1024 * 1024
-"""Bytes of manifest, rule or golden file; megabytes are usual."""
 EXPORT_AGAIN = "export the run again with `openworld export`"
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from models.parameter_counts import capacity_used, count_parameters
 from serving.bundle.decision import Outputs, Verdicts, complete, judge
 from serving.bundle.run_verdict import RunVerdict
+from serving.bundle.terminal import log_to_terminal
 from training.config import RunConfig
 from training.data.datasets import load_source
 from training.data.images import Images, Source
@@ -167,7 +167,7 @@ def evaluate(
 
 def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_terminal()
     device = prepare(choose_device())
     rule = chosen_rule(chosen)
     run = open_run(chosen.run, device, chosen.decision)

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from serving.bundle.run_verdict import PARTS
+from serving.bundle.terminal import escaped
 from training.config import system_title
 
 QUIET_SECONDS = 60.0
@@ -30,7 +31,7 @@ class Reporter:
 
     def print(self, text: str) -> None:
         # Neither wrapped nor formatted: the text may be a command to copy.
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escaped(text), highlight=False, markup=False, soft_wrap=True)
         self._printed = self._clock()
 
     @contextmanager

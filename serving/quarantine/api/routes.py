@@ -18,7 +18,7 @@ from serving.bundle.manifest import Manifest
 from serving.http.context import RequestContext
 from serving.http.openapi import error_responses, file_response
 from serving.http.page import FRESH, STATIC
-from serving.http.schemas import ApiModel, ModelName, field
+from serving.http.schemas import ApiModel, ModelName, Whole, field
 from serving.inference.engine import Engine
 from serving.quarantine.api import schemas
 from serving.quarantine.api.overview import item_list, overview
@@ -48,20 +48,22 @@ _threads = ThreadPoolExecutor(4, "unknowns")
 
 
 class GroupsQuery(ApiModel):
-    items: int = field("how many images of each group to list", 12, ge=0, le=MAX_ITEMS, default=FIRST_ITEMS)
+    items: Whole = field("how many images of each group to list", 12, ge=0, le=MAX_ITEMS, default=FIRST_ITEMS)
 
 
 class ItemsQuery(ApiModel):
-    group: Annotated[int, Field(ge=1, le=schemas.LARGEST_ID)] | Literal["none"] = field("number of a group, or none", 3)
-    after: int = field("only images with larger numbers", 17, ge=0, le=schemas.LARGEST_ID, default=0)
-    limit: int = field("how many at most", 100, ge=1, le=MAX_ITEMS, default=100)
+    group: Annotated[Whole, Field(ge=1, le=schemas.LARGEST_ID)] | Literal["none"] = field(
+        "number of a group, or none", 3
+    )
+    after: Whole = field("only images with larger numbers", 17, ge=0, le=schemas.LARGEST_ID, default=0)
+    limit: Whole = field("how many at most", 100, ge=1, le=MAX_ITEMS, default=100)
 
 
 class DeleteQuery(ApiModel):
     confirm: Literal["all"] = field("confirms that all images are to be deleted", "all")
 
 
-ItemId = Annotated[int, Path(ge=0, le=schemas.LARGEST_ID, description="number of an image", examples=[17])]
+ItemId = Annotated[Whole, Path(ge=0, le=schemas.LARGEST_ID, description="number of an image", examples=[17])]
 
 router = APIRouter(
     prefix="/unknowns",
@@ -83,6 +85,7 @@ _change_errors = error_responses(
     errors.MediaTypeError,
     errors.ParameterError,
     errors.BadLabelError,
+    errors.DeadlineError,
 )
 _delete_errors = error_responses(errors.MediaTypeError)
 
