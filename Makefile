@@ -16,7 +16,7 @@ INSTALL = -m pip install --quiet --progress-bar off
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
-.PHONY: help demo demo-loop test check bench clean
+.PHONY: help demo demo-loop test check bench soak fuzz clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -43,6 +43,12 @@ check: $(VENV)/dev ## Lint, formatting and types
 
 bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
+
+soak: $(VENV)/dev ## Kill, restart and fill up everything for a long time; prints counts
+	$(PY) -m pytest tests/soak --soak --ignore tests/soak/test_structures.py --ignore tests/soak/test_requests.py
+
+fuzz: $(VENV)/dev ## Send hostile files and requests for a long time; prints counts
+	$(PY) -m pytest tests/soak/test_structures.py tests/soak/test_requests.py --soak
 
 clean: ## Remove environments, runs and caches
 	rm -rf $(VENV) .venv-serving .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -36,7 +36,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _switch(value: object) -> object:
-    if isinstance(value, str) and value not in ("on", "off"):
+    if isinstance(value, str) and value not in ("on", "off", "1", "0"):
         raise ValueError(value)
     return value
 
@@ -145,6 +145,7 @@ class Settings(_Environment):
     quarantine_max_days: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="days, more than 0")
     quarantine_audit_share: float = Field(default=0.0, ge=0, le=1, description="a number from 0 to 1")
     quarantine_queue: Count = 256
+    quarantine_durable: Switch = False
 
     @model_validator(mode="before")
     @classmethod

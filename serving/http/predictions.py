@@ -146,6 +146,7 @@ _ERRORS = error_responses(
     errors.ParameterError,
     errors.OutputError,
     errors.BusyError,
+    errors.QuarantineAwayError,
     errors.DeadlineError,
 )
 

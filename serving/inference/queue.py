@@ -24,7 +24,7 @@ from starlette.types import Receive
 
 from serving.bundle.errors import ImageError
 from serving.bundle.pixels import Limits
-from serving.errors import BusyError, ClientGoneError, RequestError, ServerError, refused_image
+from serving.errors import BusyError, ClientGoneError, QuarantineAwayError, RequestError, ServerError, refused_image
 from serving.inference.answers import PredictionOptions
 from serving.inference.disconnect import DisconnectWatcher
 from serving.inference.job import Job, ReadImage, answer_batch
@@ -284,6 +284,8 @@ class InferenceQueue:
         for job, outcome in zip(batch, answers, strict=True):
             if isinstance(outcome, RequestError):
                 self._fail([job], outcome)
+            elif self._keeper is not None and self._keeper.durable:
+                self._answer_when_stored(self._keeper, job, outcome)
             elif not job.done.done():
                 job.done.set_result(outcome)
         # After the waiting requests have been resumed, so that their responses are sent first.
@@ -306,16 +308,40 @@ class InferenceQueue:
                 metrics.ANSWERS.labels(fields["task"], fields["best_guess"], str(known).lower()).inc()
                 metrics.P_VALUES.observe(fields["p_value"])
                 self._window.add(not known)
-                if self._keeper is not None:
-                    self._offer(self._keeper, job, fields)
+                keeper = self._keeper
+                # Its keeper has a thread of its own.
+                if keeper is not None and not keeper.durable and (arrival := _arrival(keeper, job)) is not None:
+                    keeper.offer(arrival)
 
-    @staticmethod
-    def _offer(keeper: Keeper, job: Job, fields: dict[str, Any]) -> None:
-        """Offer the image to the quarantine's keeper, which has a thread of its own."""
-        kind = keeper.wants(fields["known"])
-        if kind is not None and job.content is not None and job.features is not None:
-            # A copy of its own row, so that the rest of the batch is not kept in memory with it.
-            keeper.offer(Arrival(job.content, kind, time.time(), job.loaded.version, fields, job.features.copy()))
+    def _answer_when_stored(self, keeper: Keeper, job: Job, answer: str) -> None:
+        """Answer an image that the keeper wants only once it is written; if it cannot be, the request is refused."""
+
+        def stored(reason: str | None) -> None:
+            self._on_loop(finish, reason)
+
+        def finish(reason: str | None) -> None:
+            if job.done.done():
+                return
+            if reason is None:
+                job.done.set_result(answer)
+            else:
+                got, allowed = f"not stored: {reason}", "the same request again, in a while"
+                job.done.set_exception(QuarantineAwayError("the image must be stored first", got=got, allowed=allowed))
+
+        if (arrival := _arrival(keeper, job)) is None:
+            finish(None)
+        else:
+            keeper.offer(arrival._replace(when_stored=stored))
+
+
+def _arrival(keeper: Keeper, job: Job) -> Arrival | None:
+    """The image for the quarantine, if it wants it."""
+    fields = job.fields
+    kind = keeper.wants(fields["known"]) if fields is not None else None
+    if fields is None or kind is None or job.content is None or job.features is None:
+        return None
+    # A copy of its own row, so that the rest of the batch is not kept in memory with it.
+    return Arrival(job.content, kind, time.time(), job.loaded.version, fields, job.features.copy())
 
 
 async def _outcome(future: asyncio.Future[str]) -> str | RequestError:

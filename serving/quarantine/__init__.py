@@ -36,4 +36,5 @@ def keeper_of(settings: Settings) -> Keeper | None:
         caps=Caps(settings.quarantine_max_items, settings.quarantine_max_bytes, settings.quarantine_max_days),
         audit_share=settings.quarantine_audit_share,
         queue=settings.quarantine_queue,
+        durable=settings.quarantine_durable,
     )

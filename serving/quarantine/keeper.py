@@ -1,7 +1,8 @@
 """Writes a worker's unknown images to the store, off the request path.
 
 Requests only put an image into a bounded queue; if it is full the image is dropped at once. A thread writes many images
-in one transaction, and waits for an unavailable database or disk. Nothing else waits for that thread.
+in one transaction, and waits for an unavailable database or disk. Nothing else waits for that thread, unless the
+server is to answer only after the write (`durable`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from serving.quarantine.records import Arrival, Caps, ItemKind, UnavailableError
@@ -42,8 +43,11 @@ class Keeper:
         queue: int = 256,
         queue_bytes: int = QUEUE_BYTES,
         retry_for: float = RETRY_FOR,
+        durable: bool = False,
     ) -> None:
         self.store = store
+        self.durable = durable
+        """Whether an image is answered only once it is written."""
         self._caps = caps or Caps()
         self._audit_share = audit_share
         self._most, self._most_bytes = queue, queue_bytes
@@ -68,8 +72,10 @@ class Keeper:
     def offer(self, arrival: Arrival) -> None:
         """Queue an image, or count it as dropped. Returns at once and never raises."""
         try:
+            metrics.OFFERED.inc()
             if reason := self._put(arrival):
                 metrics.DROPPED.labels(reason).inc()
+                _tell([arrival], reason)
         except Exception:
             log.exception("an image could not be offered to the quarantine")
 
@@ -81,8 +87,10 @@ class Keeper:
             self._changed.notify_all()
         self._thread.join(patience)
         with self._changed:
-            lost, self._writing = len(self._queue) + self._writing, 0
+            waiting = list(self._queue)
+            lost, self._writing = len(waiting) + self._writing, 0
             self._queue.clear()
+        _tell(waiting, "shutdown")
         if lost:
             metrics.DROPPED.labels("shutdown").inc(lost)
             log.warning("%d images were not yet written to the quarantine when the server stopped", lost)
@@ -151,6 +159,7 @@ class Keeper:
                 self._done(len(batch))
                 metrics.KEPT.inc(len(added.kept))
                 metrics.COPIES.inc(added.copies)
+                _tell(batch, None)
                 self._recovered()
                 self._enforce_caps()
                 return
@@ -204,6 +213,7 @@ class Keeper:
         # `close` may have counted them already after its timeout.
         if self._done(len(batch)):
             metrics.DROPPED.labels(reason).inc(len(batch))
+        _tell(batch, reason)
 
     def _done(self, count: int) -> bool:
         """Whether these images were still counted as being written."""
@@ -211,3 +221,9 @@ class Keeper:
             counted_here = self._writing >= count
             self._writing = max(0, self._writing - count)
         return counted_here
+
+
+def _tell(arrivals: Sequence[Arrival], reason: Reason | None) -> None:
+    for arrival in arrivals:
+        if arrival.when_stored is not None:
+            arrival.when_stored(reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +55,8 @@ class Arrival(NamedTuple):
     answer: dict[str, Any]
     features: NDArray[np.float32]
     """The standardised features of all tasks, concatenated: [D]."""
+    when_stored: Callable[[str | None], None] | None = None
+    """Called from any thread once it is durable (None), or with the reason why it never will be."""
 
 
 class Added(NamedTuple):

@@ -52,6 +52,10 @@ MODEL = Gauge(
     ["name", "version", "provider"],
     multiprocess_mode="livemax",
 )
+OFFERED = Counter(
+    "openworld_quarantine_offered",
+    "Images to be stored; those that are neither kept, copies nor dropped wait, or were lost with a killed worker",
+)
 KEPT = Counter("openworld_quarantine_kept", "Images written to the quarantine")
 COPIES = Counter("openworld_quarantine_copies", "Images that were stored before and were only counted")
 DROPPED = Counter(

@@ -89,6 +89,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         ("LOG", "xml", "json, text"),
         ("ACCESS_LOG", "yes", "on, off"),
         ("ACCESS_LOG", "true", "on, off"),
+        ("QUARANTINE_DURABLE", "yes", "on, off"),
         ("PRECISION", "int4", "auto, fp32, int8, fp16"),
         ("BATCH", "1025", "a whole number from 1 to 1024"),
     ],

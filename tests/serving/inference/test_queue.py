@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from serving.bundle.model import Model
 from serving.bundle.pixels import LIMITS, to_pixels
 from serving.bundle.providers import CUDA
-from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
+from serving.errors import BusyError, ImageFormatError, OutputError, QuarantineAwayError, ServerError
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image
 from serving.inference.job import Job
 from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, LoadedModel, best_batch
 from serving.inference.queue import SMALL_BYTES, InferenceQueue
 from serving.quarantine.records import Arrival
 from tests.helpers_hostile import with_scans
-from tests.helpers_serving import COLOURS, PATIENCE, image_bytes
+from tests.helpers_serving import COLOURS, GREY, PATIENCE, image_bytes
 
 IMAGES = [image_bytes(colour) for colour in ((255, 0, 0), (10, 200, 30), (90, 90, 90), (3, 4, 250), (240, 250, 9))]
 
@@ -415,6 +415,8 @@ class WithFeatures(Watched):
 class FakeKeeper:
     """Accepts every unknown image, and records whether it was answered before it was offered."""
 
+    durable = False
+
     def __init__(self) -> None:
         self.kept: list[Arrival] = []
         self.futures: dict[bytes, asyncio.Future[str]] = {}
@@ -451,6 +453,41 @@ def test_unknowns_are_offered_once_they_are_answered(model: Model) -> None:
         assert abs(arrival.received_at - time.time()) < 10 * PATIENCE
         assert arrival.features.base is None, "a row must not hold its batch"
         assert arrival.features.tolist() == [90, 90, 90]
+
+
+class DurableKeeper(FakeKeeper):
+    """Leaves it to the test when an image is stored."""
+
+    durable = True
+
+    def offer(self, arrival: Arrival) -> None:
+        self.kept.append(arrival)
+
+
+def test_a_durable_quarantine_comes_before_the_answer(model: Model) -> None:
+    keeper = DurableKeeper()
+    grey = image_bytes(GREY)
+
+    async def body(queue: InferenceQueue) -> None:
+        def submit(content: bytes) -> asyncio.Future[str]:
+            return queue.submit(lambda: content, options(model), queue.loaded)
+
+        assert json.loads(await submit(IMAGES[0]))["label"] == "red", "a known image waits for nothing"
+        unknown, lost = submit(grey), submit(grey)
+        while len(keeper.kept) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert not unknown.done()
+        first, second = (arrival.when_stored for arrival in keeper.kept)
+        assert first is not None
+        assert second is not None
+        await asyncio.to_thread(first, None)
+        assert json.loads(await unknown)["label"] == "unknown"
+        await asyncio.to_thread(second, "queue_full")
+        with pytest.raises(QuarantineAwayError, match="not stored: queue_full"):
+            await lost
+
+    with_queue(WithFeatures(model), body, keeper=keeper)
 
 
 def test_without_a_keeper_no_features_are_asked_for(model: Model) -> None:

@@ -319,3 +319,24 @@ def test_a_password_is_never_shown() -> None:
     assert settings.quarantine_url == url
     assert settings.quarantine_images == "s3://x/y"
     assert "secret" not in repr(settings)
+
+
+def test_who_waits_is_told_when_it_is_durable_or_lost(stuck: Stuck) -> None:
+    told: list[tuple[int, str | None, int]] = []
+
+    def waiting(number: int) -> Arrival:
+        return arrival(number)._replace(
+            when_stored=lambda reason: told.append((number, reason, 0 if reason else stuck.usage().items))
+        )
+
+    keeper = Keeper(stuck, queue=1, durable=True)
+    keeper.offer(waiting(0))
+    assert stuck.busy.wait(PATIENCE)
+    keeper.offer(waiting(1))
+    keeper.offer(waiting(2))
+    assert told == [(2, "queue_full", 0)]
+    stuck.go_on.set()
+    eventually(lambda: len(told) == 3)
+    keeper.close(PATIENCE)
+    keeper.offer(waiting(3))
+    assert told == [(2, "queue_full", 0), (0, None, 1), (1, None, 2), (3, "shutdown", 0)]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from tests.helpers_quarantine import Place, Postgres, noise
@@ -112,3 +116,28 @@ def test_what_cannot_be_used_stops_the_server_at_the_start(
     with refusing as refused, serving(tmp_path / "home", bundle, settings=variables):
         pass
     assert "secret" not in str(refused.value)
+
+
+def test_kill_9_loses_no_unknown_image_that_was_answered(bundle: Path, tmp_path: Path) -> None:
+    """With the durable quarantine: the server is killed while four clients send it unknown images."""
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    answered: list[bytes] = []
+
+    def send(numbers: range) -> None:
+        with contextlib.suppress(httpx.TransportError), httpx.Client(timeout=30) as client:
+            for number in numbers:
+                content = saved(noise(number))
+                response = client.post(f"{server.url}/predict", content=content)
+                assert response.json()["label"] == "unknown"
+                answered.append(content)
+
+    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, DURABLE="1")) as server:
+        with ThreadPoolExecutor(4) as clients:
+            sending = [clients.submit(send, range(start, 4000, 4)) for start in range(4)]
+            eventually(lambda: len(answered) > 20 or any(one.done() for one in sending))
+            for process in (*psutil.Process(server.process.pid).children(recursive=True), server.process):
+                process.kill()
+        for one in sending:
+            one.result()
+    store = place.open()
+    assert set(answered) <= {store.image(item.id) for item in store.items()}

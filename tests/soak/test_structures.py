@@ -1,0 +1,86 @@
+"""Structure-aware hostile files: none within the limits takes more than a second of processor time."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from serving.bundle.errors import ImageError
+from serving.bundle.manifest import ImageSpec
+from serving.bundle.pixels import open_image, to_pixels
+from serving.quarantine.api.pictures import thumbnail
+from serving.quarantine.duplicates import summarize
+from tests.conftest import ReportLine
+from tests.helpers_hostile import expensive, hostile, worst_known
+from tests.helpers_serving import image_bytes, serving, write_bundle
+from tests.load import http_request, send
+
+SPEC = ImageSpec(height=224, width=224, mode="RGB")
+FILES = int(os.environ.get("FUZZ_FILES", "2000"))
+MOST_SECONDS = 1.0
+MOST_WAITING = 0.5
+"""Seconds of a small request while hostile clients upload: 99 of 100 take less."""
+CLIENTS, UPLOADS = 8, 10
+
+
+def files(count: int) -> Iterator[tuple[str, bytes]]:
+    yield from worst_known()
+    yield from expensive()
+    noise = random.Random(20_260_101)
+    for _ in range(count):
+        yield hostile(noise)
+
+
+def seconds_of(content: bytes) -> float:
+    """Processor time for an answer, and for the quarantine if the image is accepted; the longer of them."""
+    longest = 0.0
+    for read in (lambda content: to_pixels(open_image(content), SPEC), summarize, thumbnail):
+        started = time.thread_time()
+        try:
+            read(content)
+        except ImageError:
+            return max(longest, time.thread_time() - started)
+        longest = max(longest, time.thread_time() - started)
+    return longest
+
+
+def test_no_file_takes_more_than_a_second(report_line: ReportLine) -> None:
+    warnings.simplefilter("ignore")
+    taken = [(seconds_of(content), name) for name, content in files(FILES)]
+    taken.sort(reverse=True)
+    worst = "; ".join(f"{seconds:.2f} s {name}" for seconds, name in taken[:5])
+    report_line(f"hostile structures: {len(taken)} files, all below {taken[0][0]:.2f} s of processor time: {worst}")
+    assert taken[0][0] <= MOST_SECONDS
+
+
+def test_small_requests_stay_quick_while_hostile_clients_upload(tmp_path: Path, report_line: ReportLine) -> None:
+    """Eight clients upload the worst files that are known, over and over."""
+    known = [*worst_known(), *expensive()]
+    warnings.simplefilter("ignore")
+    slowest = sorted(known, key=lambda file: seconds_of(file[1]), reverse=True)[:CLIENTS]
+    uploads = [http_request("/predict", content) for _, content in slowest] * UPLOADS
+    small = http_request("/predict", image_bytes())
+    bundle = write_bundle(tmp_path / "bundle")
+    settings = {"OPENWORLD_WORKERS": "2"}
+    with serving(tmp_path / "home", bundle, settings=settings) as server, ThreadPoolExecutor(1) as other:
+        alone = [reply.seconds for reply in send(server.port, [small] * 100, clients=1)]
+        hostile_clients = other.submit(send, server.port, uploads, clients=CLIENTS)
+        waited = []
+        while not hostile_clients.done():
+            (reply,) = send(server.port, [small], clients=1)
+            assert reply.status == 200
+            waited.append(reply.seconds)
+        answered = hostile_clients.result()
+    median, late, worst = (float(np.quantile(waited, share)) for share in (0.5, 0.99, 1.0))
+    report_line(
+        f"{len(waited)} small requests beside {len(answered)} hostile ones of {CLIENTS} clients: "
+        f"median {median:.3f} s, 99 % {late:.3f} s, worst {worst:.3f} s; without them {float(np.median(alone)):.3f} s"
+    )
+    assert late <= MOST_WAITING
