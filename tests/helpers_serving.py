@@ -41,6 +41,7 @@ from serving.bundle.manifest import (
     sha256,
 )
 from serving.bundle.model import Model
+from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -55,6 +56,15 @@ http_get, http_post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, 
 LABELS = (("red", "green"), ("blue", "yellow"))
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 GRAPH = graph_name("fp32")
+WORKS, FAILS = (
+    summarise(
+        PartVerdict(grade="good", numbers="WP 100.0 % of 99 test images, guessing 50.0 %"),
+        PartVerdict(grade=grade, numbers=f"TP {share} % of 99 test images, guessing 50.0 %", advice=advice),
+        PartVerdict(grade="weak", numbers="AUROC 0.700, guessing 0.5", advice="More images help."),
+    )
+    for grade, share, advice in (("good", 100.0, ""), ("not working", 51.5, "Longer training helps."))
+)
+"""Verdicts on a run that works, and on one that does not predict the task."""
 GREY = (128, 128, 128)
 """A colour far from every class, and therefore unknown."""
 
@@ -114,6 +124,7 @@ def write_bundle(
     graph: ModelProto | None = None,
     golden: Mapping[str, NDArray[Any]] | None = None,
     precisions: Sequence[str] = ("fp32",),
+    verdict: RunVerdict | None = None,
 ) -> Path:
     """Write a complete, valid bundle, except for the given parts; all precisions contain the same graph."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +162,7 @@ def write_bundle(
         ),
         before=None,
         cascade=Cascade(candidates=None, agreement=None, images=0),
+        verdict=verdict or WORKS,
         metrics={"accuracy": 1.0},
         versions={"numpy": np.__version__},
         verification={precision: {"max_logit_difference": 0.0} for precision in precisions},
@@ -225,10 +237,12 @@ def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, s
 SOURCE = "serving.service:OpenWorld"
 
 
-def serve_command(port: int, python: str = sys.executable, target: str | None = None) -> list[str]:
+def serve_command(
+    port: int, python: str = sys.executable, target: str | None = None, host: str | None = "127.0.0.1"
+) -> list[str]:
     """Our own command; BentoML's, if a target is given."""
     command = ["serving"] if target is None else ["bentoml", "serve", target]
-    return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
+    return [python, "-m", *command, *(("--host", host) if host else ()), "--port", str(port)]
 
 
 def refused(
@@ -271,6 +285,7 @@ def serving(
     cwd: Path = ROOT,
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
+    host: str | None = "127.0.0.1",
 ) -> Iterator[Server]:
     """A real server in a separate process, from ready to stopped."""
     port = free_port()
@@ -278,7 +293,7 @@ def serving(
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(port, python, target),
+            serve_command(port, python, target, host),
             cwd=cwd,
             env=server_environment(home, bundle, settings),
             stdout=output,

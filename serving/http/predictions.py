@@ -18,7 +18,7 @@ from serving.errors import DeadlineError, RequestError
 from serving.http.context import RequestContext
 from serving.http.inflight_bytes import InflightBytes
 from serving.http.openapi import FILE_SCHEMA, error_responses
-from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, error_answer, field
+from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, Number, Whole, error_answer, field
 from serving.http.upload import FORM, JSON, RAW, Upload, limit_for_many, limit_for_one, read_body
 from serving.inference.answers import DEFAULT_TOP, PredictionOptions
 from serving.inference.job import ReadImage
@@ -31,11 +31,11 @@ from serving.telemetry import metrics
 class PredictionQuery(ApiModel):
     """The parameters of a prediction."""
 
-    task: int | SkipJsonSchema[None] = field("predict within this task", 2, default=None, ge=0)
-    alpha: float | SkipJsonSchema[None] = field(
+    task: Whole | SkipJsonSchema[None] = field("predict within this task", 2, default=None, ge=0)
+    alpha: Number | SkipJsonSchema[None] = field(
         "share of known images that may be called unknown", 0.05, default=None, gt=0, lt=1
     )
-    top: int | SkipJsonSchema[None] = field(
+    top: Whole | SkipJsonSchema[None] = field(
         f"how many classes to list; {DEFAULT_TOP} by default", 3, default=None, ge=1
     )
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 SMALL_BYTES, SMALL_PIXELS = 16 * 1024, 128 * 128
 """The size of an upload and of an image up to which the event loop may decode it."""
-LARGE_PIXELS = 1_000_000
-"""Larger images are decoded one at a time: decoding takes up to a megabyte of memory per 64 thousand pixels."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that `close` waits for a thread; one that is still decoding cannot be stopped and ends with the process."""
 
@@ -80,12 +78,11 @@ class InferenceQueue:
         """Raise a BusyError if there is no room for so many more images."""
         # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
         if self.depth and self.depth + images > self._limit:
-            raise BusyError(
-                "too much to do",
-                got=f"{images} more beside {self.depth}",
-                allowed=f"{self._limit} images at a time in this worker",
-                retry_after=max(1, math.ceil(self.depth * self._seconds_per_image)),
-            )
+            raise self._busy(f"{images} more beside {self.depth}", f"{self._limit} images at a time in this worker")
+
+    def _busy(self, got: str, allowed: str) -> BusyError:
+        retry_after = max(1, math.ceil(self.depth * self._seconds_per_image))
+        return BusyError("too much to do", got=got, allowed=allowed, retry_after=retry_after)
 
     @contextlib.contextmanager
     def admitted(self, images: int = 1) -> Iterator[None]:
@@ -106,16 +103,17 @@ class InferenceQueue:
         loaded: LoadedModel,
         request_id: str | None = None,
         *,
+        images: int = 1,
         size: int | None = None,
     ) -> asyncio.Future[str]:
-        """Queue an image; the future gets the answer as JSON, or a RequestError. Cancel it to give up.
+        """Queue one of the `images` of a request; the future gets the answer as JSON, or a RequestError.
 
-        `options` were checked against `loaded`, which may have been replaced since; `request_id` is for the log.
-        `size` is the number of bytes that the image is read from, if it is known.
+        Cancel it to give up. `options` were checked against `loaded`, which may have been replaced since; `request_id`
+        is for the log. `size` is the number of bytes that the image is read from, if it is known.
         """
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         done: asyncio.Future[str] = self._loop.create_future()
-        job = Job(read, options, loaded, done, request_id)
+        job = Job(read, options, loaded, done, request_id, images)
         if loaded.quick and size is not None and size <= SMALL_BYTES:
             if not self._small:
                 # After the other requests that have arrived by now, which then are in the same batch.
@@ -141,7 +139,7 @@ class InferenceQueue:
         the number of bytes that the images are read from, if it is known.
         """
         with self.admitted(len(images)):
-            futures = [self.submit(read, options, loaded, request_id, size=size) for read in images]
+            futures = [self.submit(read, options, loaded, request_id, images=len(images), size=size) for read in images]
             with DisconnectWatcher(receive, futures) as watcher:
                 try:
                     return [await _outcome(future) for future in futures]
@@ -170,7 +168,7 @@ class InferenceQueue:
         jobs, self._small = self._small, []
         for job in jobs:
             if self._open(job):
-                if job.pixel_count > SMALL_PIXELS:
+                if job.work > SMALL_PIXELS:
                     # A few bytes may hold many pixels: a thread goes on.
                     self._incoming.put(job)
                 else:
@@ -209,11 +207,15 @@ class InferenceQueue:
     def _open_and_decode(self, job: Job) -> None:
         if job.image is None and not self._open(job):
             return
-        if job.pixel_count > LARGE_PIXELS:
+        if not job.large:
+            self._decode(job)
+        # Half of the room is left to small images, however many large ones wait.
+        elif len(self._large) < max(self._limit // 2, job.images):
             self._large.append(job)
             self._decode_large()
         else:
-            self._decode(job)
+            allowed = f"{self._limit // 2} large images at a time in this worker"
+            self._on_loop(self._fail, [job], self._busy("one more large image", allowed))
 
     def _decode_large(self) -> None:
         """Decode large images one at a time, because each takes much memory; other threads decode small ones."""

@@ -24,9 +24,9 @@ from PIL import Image
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from tests.conftest import ReportLine
+from tests.helpers_hostile import run_lengths, with_profiles, with_scans
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, bad_palettes, image_bytes, png, png_header, saved, serving, write_bundle
-from tests.helpers_slow import run_lengths, with_profiles, with_scans
 from tests.load import http_request, megabytes, send, workers
 
 MUTANTS = 2600
@@ -78,7 +78,7 @@ def originals() -> list[bytes]:
         saved(picture, "ICO"),
         saved(picture, "PPM"),
         *bad_palettes(),
-        with_scans(100, side=100),
+        with_scans(100, size=(100, 100)),
         with_profiles(20),
         run_lengths(200),
     ]

@@ -22,9 +22,11 @@ from serving.bundle.pixels import LIMITS, to_pixels
 from serving.bundle.providers import CUDA
 from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image
+from serving.inference.job import Job
 from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, LoadedModel, best_batch
 from serving.inference.queue import SMALL_BYTES, InferenceQueue
 from serving.quarantine.records import Arrival
+from tests.helpers_hostile import with_scans
 from tests.helpers_serving import COLOURS, PATIENCE, image_bytes
 
 IMAGES = [image_bytes(colour) for colour in ((255, 0, 0), (10, 200, 30), (90, 90, 90), (3, 4, 250), (240, 250, 9))]
@@ -319,6 +321,44 @@ def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytes
 
     with_queue(model, body)
     assert at_once == [1, 1]
+
+
+def test_large_images_leave_half_of_the_room_to_small_ones(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    going_on = threading.Event()
+
+    def slow(image: Any, spec: Any) -> NDArray[np.uint8]:
+        assert image.width == 8 or going_on.wait(20)
+        return to_pixels(image, spec)
+
+    monkeypatch.setattr("serving.inference.job.LARGE", 64)
+    monkeypatch.setattr("serving.inference.job.to_pixels", slow)
+
+    async def body(queue: InferenceQueue) -> None:
+        chosen, loaded = queue.loaded.default_options, queue.loaded
+        # One is decoded, two wait: half of four.
+        accepted = [queue.submit(saved_large, chosen, loaded) for _ in range(3)]
+        with pytest.raises(BusyError, match="2 large images at a time"):
+            await queue.submit(saved_large, chosen, loaded)
+        # A request that exceeds this by itself is accepted: it would never fit otherwise.
+        accepted += [queue.submit(saved_large, chosen, loaded, images=3)]
+        assert json.loads(await queue.submit(lambda: IMAGES[0], chosen, loaded))["label"] == "red"
+        assert not any(future.done() for future in accepted)
+        going_on.set()
+        assert [json.loads(answer)["label"] for answer in await asyncio.gather(*accepted)] == ["red"] * 4
+
+    with_queue(model, body, limit=4)
+
+
+def test_many_scans_make_an_image_large(model: Model) -> None:
+    def opened(content: bytes) -> Job:
+        loop = asyncio.new_event_loop()
+        job = Job(lambda: content, options(model), LoadedModel.prepare(model, 1), loop.create_future())
+        loop.close()
+        job.open(LIMITS, keep_content=False)
+        return job
+
+    assert not opened(with_scans(0, size=(800, 800))).large
+    assert opened(with_scans(50, size=(800, 800))).large
 
 
 def test_a_swap_does_not_change_the_answers_of_queued_requests(model: Model) -> None:
