@@ -86,8 +86,8 @@ def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentati
     of images that they were not fitted to.
 
     A detector of unchanged images alone calls an image unknown that is moved by a pixel. The copies are changed as
-    weakly as changed validation images allow: stronger ones could let unknown images pass. The stored measurements are of
-    unchanged images: of changed ones, they certainly would.
+    weakly as changed validation images allow: stronger ones could let unknown images pass. The stored measurements
+    are of unchanged images: of changed ones, they certainly would.
     """
     plain = _live_features(network, task, data.train)
     changed = _live_features(network, task, data.validation, [partial(slight_change, how=views)] * CHANGED_TIMES)
