@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import Limits, decode, to_pixels
+from serving.bundle.pixels import ANY_SIZE, decode, to_pixels
 from serving.quarantine import configured_address
 from serving.quarantine.records import StoreError, UnavailableError, UnknownIdError
 from training.config import Lesson, RunConfig
@@ -32,8 +31,6 @@ EXAMPLE = "sqlite:////var/lib/openworld/quarantine.db"
 MIN_IMAGES, LEAST_IMAGES = 20, 5
 """Images that a class needs by default, and the smallest number that may be chosen."""
 TEST_SHARE = 0.2
-ACCEPTED = Limits(size=sys.maxsize, pixels=sys.maxsize)
-"""No limits: the server has already applied its own."""
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +167,7 @@ def _read(store: Store, chosen: Iterable[tuple[str, int]], spec: ImageSpec) -> I
     pixels, labels = [], []
     for label, number in sorted(chosen):
         try:
-            pixels.append(to_pixels(decode(store.image(number), ACCEPTED), spec))
+            pixels.append(to_pixels(decode(store.image(number), ANY_SIZE), spec))
         except UnavailableError:
             raise
         except UnknownIdError:

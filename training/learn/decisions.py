@@ -153,7 +153,7 @@ def changed_acceptance(network: Network, before: str, after: str, alpha: float) 
     for task, pair in enumerate(sides):
         memory = network.detector(task).memory()
         accepted = [
-            rule.surprise(scorer.task_scores(memory).cpu().numpy()[:, None])[:, 0] <= threshold(alpha)
+            rule.unknown_scores(scorer.task_scores(memory).cpu().numpy()[:, None], alpha)[:, 0] <= threshold(alpha)
             for scorer, rule in pair
         ]
         changed += int((accepted[0] != accepted[1]).sum())
@@ -163,5 +163,6 @@ def changed_acceptance(network: Network, before: str, after: str, alpha: float) 
 
 def _sides(decider: Decider) -> list[tuple[TaskScorer, Rule]]:
     """Every task's side of a decision, with a rule of its own."""
-    rules = (decider.rule.model_copy(update={"tasks": (task,)}) for task in decider.rule.tasks)
+    # Not a copy of the rule: that would keep what was computed of all its tasks.
+    rules = (Rule(score=decider.rule.score, alpha=decider.rule.alpha, tasks=(task,)) for task in decider.rule.tasks)
     return list(zip(decider.scorers, rules, strict=True))
