@@ -5,18 +5,26 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training.config import Lesson, RunConfig
+from models.trunks.trunk import Trunk, reopen
+from training.config import Lesson, Preset, RunConfig
 from training.data.datasets import kind_of, load_source
+from training.data.encoder import Encoder
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError
+from training.data.opening import open_sources
 from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 from training.data.sources import Sources
 from training.data.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
 from training.options import DEFAULT_RUN
+from training.photos import chosen_trunk, photos_preset, with_learning
 from training.presets import choose_preset
+from training.show.console import Reporter
 from training.store.checkpoint import RunError, load, load_finished, read_config, started
 from training.store.history import without_secrets
 
-SETTLED = ("preset", "method", "backbone", "loss", "buffer", "size", "width", "seed", "tasks", "classes_per_task")
+SETTLED = (
+    *("preset", "trunk", "quick", "method", "backbone", "loss", "buffer", "size", "width", "epochs", "batch_size"),
+    *("seed", "tasks", "classes_per_task"),
+)
 """The options that a run cannot change once it has begun."""
 
 
@@ -52,7 +60,7 @@ def make_plan(chosen: argparse.Namespace) -> TrainingPlan:
         config = read_config(folder)
         if config.lessons[-1].dataset == QUARANTINE:
             quarantine = quarantine or address_of(config.lessons[-1])
-        sources, begun = Sources(config, chosen.data, quarantine), started(folder)
+        sources, begun = open_sources(config, chosen.data, quarantine, weights=chosen.trunk_weights), started(folder)
         _check_images(config, sources, load(folder).progress.task if begun else 0)
         return TrainingPlan(folder, config, sources, quarantine, begun)
     config, _ = load_finished(folder)
@@ -74,12 +82,12 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> TrainingPlan:
         )
     if chosen.tasks is not None and chosen.classes_per_task is not None:
         raise RunError("--tasks and --classes-per-task exclude each other; allowed: one of them")
-    name = chosen.preset or ("images" if chosen.data else "digits")
-    method, loss = chosen.method or "hat", chosen.loss or "csi"
-    preset = choose_preset(name, method, loss, chosen.size, chosen.width, chosen.backbone)
+    trunk = chosen_trunk(chosen)
+    preset = _preset(chosen, trunk)
     data = _place(chosen.data)
     kind = kind_of(preset.dataset, data)
-    source = load_source(kind, preset.image, data)
+    encoder = None if trunk is None else Encoder(trunk, reporter=Reporter())
+    source = load_source(kind, preset.image, data, encoder)
     if chosen.tasks is not None:
         tasks = parse_tasks(chosen.tasks)
     else:
@@ -89,11 +97,21 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> TrainingPlan:
     check_classes(tasks, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
     lesson = Lesson(tasks, kind, data)
-    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer)
-    sources = Sources(config)
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk and trunk.spec, bool(chosen.quick))
+    sources = Sources(config, encoder=encoder)
     sources.keep(lesson, source)
     _check_images(config, sources, 0)
     return TrainingPlan(folder, config, sources, begun=False, grown=True)
+
+
+def _preset(chosen: argparse.Namespace, trunk: Trunk | None) -> Preset:
+    method, loss = chosen.method or "hat", chosen.loss or "csi"
+    if trunk is None:
+        name = chosen.preset or ("images" if chosen.data else "digits")
+        preset = choose_preset(name, method, loss, chosen.size, chosen.width, chosen.backbone)
+    else:
+        preset = photos_preset(trunk.spec, method, chosen.width)
+    return with_learning(preset, chosen.epochs, chosen.batch_size)
 
 
 def _check_images(config: RunConfig, sources: Sources, learned: int) -> None:
@@ -127,7 +145,7 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> 
     else:
         lesson = Lesson(tasks, kind_of(config.preset.dataset, data), data)
     config = replace(config, lessons=(*config.lessons, lesson))
-    sources = Sources(config)
+    sources = open_sources(config, weights=chosen.trunk_weights)
     check_classes(tasks, sources.of(lesson))
     _check_images(config, sources, len(config.tasks) - len(tasks))
     return TrainingPlan(folder, config, sources, grown=True)
@@ -147,7 +165,7 @@ def _added_unknowns(
     if items:
         lesson = Lesson((tuple(items),), QUARANTINE, quarantine.public, quarantine.images, items)
         config = replace(config, lessons=(*config.lessons, lesson))
-    sources = Sources(config, quarantine=quarantine)
+    sources = open_sources(config, quarantine=quarantine, weights=chosen.trunk_weights)
     if items:
         _check_loss(config, range(len(config.tasks) - 1, len(config.tasks)))
         sources.of(config.lessons[-1])
@@ -168,6 +186,7 @@ def how_to_continue(plan: TrainingPlan | None, chosen: argparse.Namespace) -> st
     # config.json has the place of the images, but neither another place given with --resume nor a password.
     if chosen.resume and chosen.data:
         words += ["--data", chosen.data]
+    words += ["--trunk-weights", str(chosen.trunk_weights)] if chosen.trunk_weights else []
     if chosen.quarantine and (chosen.resume or without_secrets(chosen.quarantine) != chosen.quarantine):
         words += ["--quarantine", without_secrets(chosen.quarantine)]
         words += ["--images", chosen.images] if chosen.images else []

@@ -80,7 +80,7 @@ def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: st
 
 def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[str, Metrics]:
     """The metrics of a finished run by each decision rule."""
-    from training.data.sources import Sources
+    from training.data.opening import open_sources
     from training.host.device import choose_device, prepare
     from training.measure.alternative_rules import AlternativeRule
     from training.measure.evaluation import evaluate, measure
@@ -89,7 +89,7 @@ def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[st
 
     device = prepare(choose_device())
     run = open_run(folder, device)
-    sources = Sources(run.config, data)
+    sources = open_sources(run.config, data)
     return {
         name: dict(json.loads((folder / METRICS).read_text()))
         if name == SERVED

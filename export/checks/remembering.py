@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from export.checks.trunk_remembering import what_pooled_forgot
 from export.graph.cascade import AGREEMENT
 from export.graph.directory import move_into_place
 from export.graph.evidence import Evidence
@@ -48,6 +49,10 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence) -> None:
         if rule != own:
             raise PublishError(f"task {task}: its stored scores differ from those of version {old.version}")
     before.check()
+    if old.trunk or new.trunk:
+        if forgot := what_pooled_forgot(before, after, evidence):
+            raise PublishError(forgot)
+        return
     for precision in old.precisions:
         if precision not in new.precisions:
             raise PublishError(f"version {old.version} has {precision}; the new bundle has {', '.join(new.precisions)}")

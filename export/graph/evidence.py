@@ -30,13 +30,17 @@ CHANGED = "its images have changed since it was learned"
 
 @dataclass(frozen=True)
 class Evidence:
-    """Validation images and the task of each. `missing` names the tasks whose images are gone, and why."""
+    """Images of a run and the task of each. `missing` names the tasks whose images are gone, and why."""
 
     pixels: NDArray[np.uint8]
     tasks: NDArray[np.integer]
     missing: tuple[str, ...]
     left_out: int = 0
     """The number of available images beyond MOST_IMAGES."""
+    encoded: NDArray[np.float32] | None = None
+    """With a trunk: the vectors that the run learned from, [n, dim]."""
+    kind: str = "validation"
+    """What the images were to the run: "validation", or "training" for statistics, which need no validation images."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -52,7 +56,7 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
             missing.append(f"task {task}: {error}")
     found = sum(map(len, held_back.values()))
     for task, chosen in evenly({task: len(images) for task, images in held_back.items()}).items():
-        if remembers(run.network, task, held_back[task], chosen):
+        if remembers(run.need_network("evidence"), task, held_back[task], chosen):
             held_back[task] = held_back[task][chosen]
         else:
             found -= len(held_back.pop(task))
@@ -63,10 +67,10 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
     return Evidence(np.ascontiguousarray(np.concatenate(pixels)), tasks, tuple(missing), found - len(tasks))
 
 
-def evenly(counts: Mapping[int, int]) -> dict[int, NDArray[np.integer]]:
+def evenly(counts: Mapping[int, int], most: int = MOST_IMAGES) -> dict[int, NDArray[np.integer]]:
     """Indices of the images taken from each task: one per task in turn until there are enough, the same each time."""
     turns = sorted((turn, task) for task, count in counts.items() for turn in range(count))
-    shares = Counter(task for _, task in turns[:MOST_IMAGES])
+    shares = Counter(task for _, task in turns[:most])
     return {
         task: np.sort(np.random.default_rng(task).permutation(count)[: shares[task]]) for task, count in counts.items()
     }
@@ -80,7 +84,7 @@ def _held_back(run: Run, sources: Sources, task: int) -> Tensor:
     if gone := [label for label in config.tasks[task] if label not in present]:
         raise DataError(f"no image of {', '.join(map(repr, gone))} is left")
     pixels = task_data(source, config, task, torch.device("cpu")).validation.pixels
-    if len(pixels) != len(run.network.detector(task).own.means()["logits"]):
+    if len(pixels) != len(run.need_network("evidence").detector(task).own.means()["logits"]):
         raise DataError(CHANGED)
     return pixels
 

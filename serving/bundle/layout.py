@@ -9,6 +9,11 @@
     task0.fp32.bin    the task's weights for one precision
     golden.npz        a few images with the outputs that they must yield in each precision
 
+With a pre-trained trunk, two files replace the graphs and weights:
+
+    trunk.onnx        the trunk: from 8-bit pixels to one encoded vector per image
+    pooled.npz        the classifier of encoded vectors, made of statistics that are pooled over all tasks
+
 Imports no numpy, because some processes only pass bundles on.
 """
 
@@ -17,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MANIFEST, RULE, GOLDEN = "manifest.json", "rule.json", "golden.npz"
+TRUNK, POOLED = "trunk.onnx", "pooled.npz"
 
 
 def graph_name(precision: str) -> str:

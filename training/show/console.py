@@ -94,7 +94,8 @@ def print_summary(result: Mapping[str, Any]) -> None:
     table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
     table.add_row("ECE", _percent(result["ece"]), "mean difference of confidence and accuracy, CIL")
     counts = result["parameters"]
-    own = f"at inference; task 0 alone has {counts['per_task'][0]:,} of them"
+    trunk = f" behind {result['trunk']}" if result.get("trunk") else ""
+    own = f"at inference{trunk}; task 0 alone has {counts['per_task'][0]:,} of them"
     table.add_row("parameters", f"{counts['inference']:,}", own)
     table.add_section()
     table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
