@@ -56,7 +56,7 @@ class Records:
             # The end of a torn record is cut off here, and a value without a record is overwritten.
             self._index.truncate(first * _RECORD.size)
             _write(self._values, content.tobytes(), first * self.width)
-            records = b"".join(_record(key, zlib.crc32(value)) for key, value in zip(keys, content, strict=True))
+            records = b"".join(_record(key, zlib.crc32(value.data)) for key, value in zip(keys, content, strict=True))
             _write(self._index, records, first * _RECORD.size)
             self._refresh()
         return np.arange(first, first + len(keys))

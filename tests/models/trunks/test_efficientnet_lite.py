@@ -104,7 +104,7 @@ def drawn_pixels(count: int, size: int) -> NDArray[np.uint8]:
     return np.clip(smooth + generator.normal(0, 20, smooth.shape), 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("name", "size"), zip(READ, (224, 97, 97), strict=True))
+@pytest.mark.parametrize(("name", "size"), [*zip(READ, (224, 97, 97), strict=True)])
 def test_the_graph_equals_the_network(name: str, size: int) -> None:
     trunk = open_trunk(name, size=size)
     reference = Reference(load_tensors(packaged_file(name)))
