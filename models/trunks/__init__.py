@@ -1,4 +1,4 @@
-"""Pre-trained feature extractors, each an ONNX graph from pixels to one vector per image; they are never trained here."""
+"""Pre-trained feature extractors: ONNX graphs from pixels to one vector per image, which are never trained here."""
 
 TRUNKS = {
     "efficientnet-lite0": "models.trunks.efficientnet_lite:open_lite",

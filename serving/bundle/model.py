@@ -146,7 +146,8 @@ def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> Model:
     if wants_cuda(provider):
         on_cuda = min(available, key=lambda name: PRECISIONS[name].cuda_rank) if precision == AUTO else precision
         try:
-            return _checked(bundle, on_cuda, open_cuda_session(bundle, on_cuda, threads))
+            session = open_cuda_session(bundle.graph(on_cuda), bundle.golden.pixels[:1], threads)
+            return _checked(bundle, on_cuda, session)
         except ProviderError as error:
             if provider == "cuda":
                 raise

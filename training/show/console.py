@@ -31,6 +31,24 @@ class Reporter:
         self._printed = self._clock()
 
     @contextmanager
+    def counter(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar of things that are done one after another; yields a function to call with how many were just done."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._printed = self._clock()
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console) as progress:
+            progress.add_task(name, total=total)
+            (bar,) = progress.tasks
+
+            def advance(count: int) -> None:
+                progress.update(bar.id, advance=count)
+                is_quiet = self._clock() - self._printed >= QUIET_SECONDS
+                if is_quiet and not self.console.is_terminal and not bar.finished:
+                    left = "?" if bar.time_remaining is None else f"{bar.time_remaining:.0f}"
+                    self.print(f"{name} {bar.completed:.0f}/{total}, {bar.elapsed or 0:.0f} s, about {left} s left")
+
+            yield advance
+
+    @contextmanager
     def bar(self, name: str, done: int, total: int) -> Iterator[Callable[[float], None]]:
         """A bar of epochs; yields a function to call with the loss at the end of each of them."""
         columns = (

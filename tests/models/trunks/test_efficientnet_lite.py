@@ -32,7 +32,8 @@ def same(images: Tensor, weight: Tensor, stride: int, groups: int = 1) -> Tensor
     side, kernel = images.shape[-1], weight.shape[-1]
     missing = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     before, after = missing // 2, missing - missing // 2
-    return functional.conv2d(functional.pad(images, (before, after, before, after)), weight, stride=stride, groups=groups)
+    padded = functional.pad(images, (before, after, before, after))
+    return functional.conv2d(padded, weight, stride=stride, groups=groups)
 
 
 class Reference:
@@ -103,7 +104,7 @@ def drawn_pixels(count: int, size: int) -> NDArray[np.uint8]:
     return np.clip(smooth + generator.normal(0, 20, smooth.shape), 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("name", "size"), [("efficientnet-lite0", 224), ("efficientnet-lite1", 97), ("efficientnet-lite2", 97)])
+@pytest.mark.parametrize(("name", "size"), [*zip(READ, (224, 97, 97), strict=True)])
 def test_the_graph_equals_the_network(name: str, size: int) -> None:
     trunk = open_trunk(name, size=size)
     reference = Reference(load_tensors(packaged_file(name)))
