@@ -165,7 +165,9 @@ class RunConfig:
         reads = network.height, network.width, network.channels
         if self.trunk is None:
             if self.quick or reads != image.shape:
-                raise ValueError("a network for vectors, or no network, needs a trunk that encodes images: give --trunk")
+                raise ValueError(
+                    "a network for vectors, or no network, needs a trunk that encodes images: give --trunk"
+                )
             return
         side, dim = self.trunk.size, self.trunk.dim
         if image.shape != (side, side, 3) or reads != (*VECTOR, dim):

@@ -59,14 +59,11 @@ def photos_preset(trunk: TrunkSpec, method: str = "hat", width: int | None = Non
         raise ValueError(unknown_name("method", method, MECHANISMS))
     if width is not None and width < 1:
         raise ValueError(f"width is {width}; allowed: 1 or more units")
-    height_and_width: dict[str, int] = dict(zip(("height", "width"), VECTOR, strict=True))
     return Preset(
         name=PHOTOS,
         dataset="folder",
         image=ImageSpec(height=trunk.size, width=trunk.size, mode="RGB"),
-        network=NetworkConfig(
-            method, "adapter", channels=trunk.dim, mean=0.0, std=1.0, base=width or 512, **height_and_width
-        ),
+        network=NetworkConfig(method, "adapter", *VECTOR, channels=trunk.dim, mean=0.0, std=1.0, base=width or 512),
         features=FeatureLearning(20, 64, optimizer="adam", lr=1e-3, warmup_epochs=1),
         head=HeadLearning(epochs=8, batch_size=64, lr=5e-3),
     )

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.trunks.trunk import Trunk, reopen
+from models.trunks.trunk import Trunk
 from training.config import Lesson, Preset, RunConfig
 from training.data.datasets import kind_of, load_source
 from training.data.encoder import Encoder
@@ -97,7 +97,7 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> TrainingPlan:
     check_classes(tasks, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
     lesson = Lesson(tasks, kind, data)
-    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk and trunk.spec, bool(chosen.quick))
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk.spec if trunk else None, bool(chosen.quick))
     sources = Sources(config, encoder=encoder)
     sources.keep(lesson, source)
     _check_images(config, sources, 0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -20,15 +19,16 @@ from training.config import POOLED, RunConfig, system_title
 from training.learn.buffer import Buffer
 from training.learn.correction import Correction
 from training.learn.decisions import AUTO, Decider, choose, make_decider, offered_decisions
-from training.learn.measurements import Measurements, all_measurements
+from training.learn.measurements import all_measurements
 from training.learn.pooled_decision import PooledDecider
+from training.learn.pooled_state import PooledState
 from training.show.suggest import unknown_name
 from training.store.checkpoint import Checkpoint, RunError, load_finished
 
 __all__ = ["Readings", "Run", "RunError", "open_run"]
 
-Readings = Measurements | NDArray[np.floating[Any]]
-"""What a run computes its decisions from: every task's measurements of a batch, or with a trunk its vectors [n, dim]."""
+Readings = Any
+"""What decisions are computed from: every task's `Measurements` of a batch, or with a trunk its vectors [n, dim]."""
 
 
 @dataclass(frozen=True)
@@ -133,5 +133,5 @@ def _open_quick(config: RunConfig, checkpoint: Checkpoint, decision: str) -> Run
             f"decision {decision} is not available for this run: it has statistics only, and no network was learned; "
             f"allowed: {AUTO}, {POOLED}"
         )
-    decider = checkpoint.pooled(config).decider(config.preset.alpha)
+    decider = PooledState.of(checkpoint, config).decider(config.preset.alpha)
     return Run(config, None, decider, checkpoint.progress.seconds)

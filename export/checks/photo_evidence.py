@@ -16,9 +16,7 @@ MOST_PHOTOS = 200
 """Photos are decoded and encoded again, which takes some ten milliseconds each."""
 
 
-def gather_photos(
-    run: Run, trunk: Trunk, data: str | None = None, quarantine: Address | None = None
-) -> Evidence:
+def gather_photos(run: Run, trunk: Trunk, data: str | None = None, quarantine: Address | None = None) -> Evidence:
     """Photos of every task that are available, at most MOST_PHOTOS; `data` is where images have moved to.
 
     Statistics need no validation images, so these are training images: they show that a bundle computes what the run

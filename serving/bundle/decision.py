@@ -126,7 +126,9 @@ class Rule(BaseModel):
     score: str = Field("features", description="the name of the unknown score that the distances come from")
     alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
     tasks: tuple[TaskRule, ...] = Field(min_length=1)
-    joint: bool = Field(False, description="whether one softmax over the logits of all tasks gives the probabilities")
+    joint: bool = Field(
+        default=False, description="whether one softmax over the logits of all tasks gives the probabilities"
+    )
 
     def surprise(self, scores: Array) -> Array:
         """-log10 of the p-values of scores [batch, tasks], continuous and strictly rising.

@@ -15,7 +15,8 @@ def reread(images: Images, spec: ImageSpec) -> tuple[NDArray[np.uint8], Images]:
     """Pixels [n, height, width, channels] as a server computes them, and the images that can still be read."""
     if images.originals is None:
         return images.pixels, images
-    pixels, kept = np.empty((len(images), *spec.shape), np.uint8), []
+    pixels = np.empty((len(images), *spec.shape), np.uint8)
+    kept: list[int] = []
     for place, original in enumerate(images.originals):
         try:
             pixels[len(kept)] = to_pixels(original.image(original.content()), spec)

@@ -6,6 +6,7 @@ from training.config import system_title
 from training.host.device import choose_device, describe, prepare
 from training.host.distributed import barrier, is_main
 from training.learn.learner import Learner
+from training.learn.pooled_learner import PooledLearner
 from training.measure.evaluation import evaluate, measure
 from training.plan import TrainingPlan
 from training.run import RunError, open_run
@@ -29,7 +30,10 @@ def fit_plan(
     # The other processes must have read the run before the main process changes it.
     barrier()
     tracking = Tracking(folder, config, trackers)
-    learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
+    if config.quick:
+        learner: Learner | PooledLearner = PooledLearner(folder, config, reporter)
+    else:
+        learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
     if plan.begun:
         learner.restore()
     if is_main():

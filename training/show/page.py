@@ -129,7 +129,11 @@ def _kind(
     places = chosen.nonzero()[0]
     first = places[order[places].argsort(kind="stable")][:MOST_MISTAKES]
     shown = [
-        {"picture": _data_url(images.at(np.array([place]))), "true": str(images.labels[place]), "answer": answers[place]}
+        {
+            "picture": _data_url(images.at(np.array([place]))),
+            "true": str(images.labels[place]),
+            "answer": answers[place],
+        }
         for place in first
     ]
     return {"title": title, "count": len(places), "shown": shown}

@@ -220,7 +220,9 @@ JOINT = RULE.model_copy(update={"joint": True})
 
 
 def test_a_joint_posterior_by_hand() -> None:
-    outputs = complete({"logits": np.log([[1.0, 2.0, 3.0, 4.0]]), "distances": np.array([[5.0, -3.0, 1.0, 2.0]])}, JOINT)
+    outputs = complete(
+        {"logits": np.log([[1.0, 2.0, 3.0, 4.0]]), "distances": np.array([[5.0, -3.0, 1.0, 2.0]])}, JOINT
+    )
     assert outputs["probability"][0] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert outputs["p_task"][0] == pytest.approx([0.3, 0.7])
     assert outputs["p_within_task"][0] == pytest.approx([1 / 3, 2 / 3, 3 / 7, 4 / 7])
