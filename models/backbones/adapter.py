@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.backbones.backbone import Backbone, make_tap
-from models.backbones.resnet import GlobalPool
+from models.backbones.backbone import Backbone, GlobalPool, make_tap
 from models.baked import bake_conv
 from models.config import NetworkConfig
 from models.masks.task_layer import Connection, Units
