@@ -39,8 +39,8 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--trunk",
         metavar="NAME",
-        help=f"the pre-trained network for photographs: {', '.join(TRUNKS)}; default: {DEFAULT_TRUNK}; none: learn from "
-        "scratch",
+        help=f"the pre-trained network for photographs: {', '.join(TRUNKS)}; default: {DEFAULT_TRUNK}; or none, to "
+        "learn from scratch",
     )
     parser.add_argument(
         "--quick", action="store_true", default=None, help="with a trunk: statistics only, without learning a network"
@@ -144,18 +144,20 @@ def run_training(
     from training.learn.fitting import fit_plan
     from training.plan import how_to_continue, make_plan
     from training.run import RunError
-    from training.show.console import Reporter
+    from training.show.console import CLOCK_TIME, Reporter
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     reporter, plan = Reporter(), None
+    line = "%(message)s" if reporter.console.is_terminal else "%(asctime)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, datefmt=CLOCK_TIME, stream=sys.stderr)
     user_errors: tuple[type[Exception], ...] = (RunError, DataError, TrunkError, ValueError, *also)
     try:
         with process_group():
             if not is_main():
                 reporter.console.quiet = True
                 logging.getLogger().setLevel(logging.ERROR)
-            plan = main_process_first(lambda: make_plan(chosen))
+            plan = main_process_first(lambda: make_plan(chosen, reporter))
             fit_plan(plan, reporter, command, chosen.log, compiling=chosen.compile)
+            reporter.end()
             if is_main():
                 afterwards(plan)
     except user_errors as error:
@@ -164,6 +166,8 @@ def run_training(
     except KeyboardInterrupt:
         print(f"\nstopped; {how_to_continue(plan, chosen)}", file=sys.stderr)
         return 130
+    finally:
+        reporter.end()
     return 0
 
 

@@ -62,3 +62,11 @@ def fit_task(
     settings = settings.model_copy(update={"temperature": float(min(temperatures, key=nats))})
     rule = TaskRule.fit(scores, len(columns))
     return FittedTask(statistics, PooledClassifier.fit(statistics, settings), (*rules, rule))
+
+
+SOLVES = 8
+"""About how many times the work of solving for the classifier once a task takes."""
+
+
+def projection_for(dim: int) -> Projection:
+    return Projection(dim, 0)

@@ -44,8 +44,10 @@ class PooledLearner:
             return  # one process is enough: there is no gradient step to share
         for task in range(self.progress.task, len(self.config.tasks)):
             images = task_images(sources.of(self.config.lesson_of(task)), self.config, task)
-            self.reporter.print(f"{title(self.config, task)}: statistics of {len(images)} photos")
-            self._learn(task, images)
+            name = f"{title(self.config, task)}: statistics of {len(images)} photos"
+            self.reporter.print(name)
+            with self.reporter.phase(name):
+                self._learn(task, images)
             self._report_few_images(task)
 
     def _learn(self, task: int, images: Images) -> None:

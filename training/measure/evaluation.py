@@ -58,7 +58,7 @@ class Evaluation:
     settings: dict[str, Any]
     """The decision rule that was used, and the numbers that were chosen for it."""
     measurements: tuple[Readings, ...] = ()
-    """Under the served rule only: what decisions are computed from, for the known images, and for unknown ones if any."""
+    """Under the served rule only: what decisions are computed from, for known images, and for unknown ones if any."""
 
     @property
     def is_served(self) -> bool:
