@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from serving.bundle.decision import TaskRule
 from serving.bundle.pooled import PooledClassifier, PooledSettings, Projection, Standardised, Statistics
 
-FOLDS = 5
+FOLDS = 2
 
 
 class FittedTask(NamedTuple):
