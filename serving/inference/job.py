@@ -14,13 +14,10 @@ from PIL.Image import Image
 from pydantic_core import to_json
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, decide
-from serving.bundle.pixels import Limits, open_image, to_pixels
+from serving.bundle.pixels import LARGE, Limits, open_image, to_pixels
 from serving.errors import OutputError, RequestError
 from serving.inference.answers import PredictionOptions
 from serving.inference.loaded import LoadedModel
-
-LARGE = 1_000_000
-"""Pixels above which an image is large: decoding takes up to a megabyte of memory per 64 thousand pixels."""
 
 ReadImage = Callable[[], bytes]
 """Returns the bytes of an image file, or raises a RequestError; called in a thread."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import Limits, decode, to_pixels
+from serving.bundle.pixels import Limits, open_image, to_pixels
 from serving.quarantine import configured_address
 from serving.quarantine.records import StoreError, UnavailableError, UnknownIdError
 from training.config import Lesson, RunConfig
@@ -32,7 +32,7 @@ EXAMPLE = "sqlite:////var/lib/openworld/quarantine.db"
 MIN_IMAGES, LEAST_IMAGES = 20, 5
 """Images that a class needs by default, and the smallest number that may be chosen."""
 TEST_SHARE = 0.2
-ACCEPTED = Limits(size=sys.maxsize, pixels=sys.maxsize)
+ACCEPTED = Limits(size=sys.maxsize, pixels=sys.maxsize, memory=sys.maxsize)
 """No limits: the server has already applied its own."""
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def _read(store: Store, chosen: Iterable[tuple[str, int]], spec: ImageSpec) -> I
     pixels, labels = [], []
     for label, number in sorted(chosen):
         try:
-            pixels.append(to_pixels(decode(store.image(number), ACCEPTED), spec))
+            pixels.append(to_pixels(open_image(store.image(number), ACCEPTED), spec))
         except UnavailableError:
             raise
         except UnknownIdError:

@@ -6,12 +6,12 @@ import io
 import sys
 from typing import NamedTuple
 
-from serving.bundle.pixels import Limits, decode, format_of, plain
+from serving.bundle.pixels import Limits, format_of, open_image, plain
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "BMP": "image/bmp"}
 SIDE, SMALL = 256, 64 * 1024
 """Side of a thumbnail in pixels, and the largest file in bytes that may be its own thumbnail."""
-_ANY = Limits(size=sys.maxsize, pixels=sys.maxsize)
+_ANY = Limits(size=sys.maxsize, pixels=sys.maxsize, memory=sys.maxsize)
 """The server accepted these images within its own limits."""
 
 
@@ -27,10 +27,10 @@ def picture(content: bytes) -> Picture:
 
 def thumbnail(content: bytes) -> Picture:
     """An image of at most SIDE x SIDE pixels; small images are returned unchanged."""
-    image = decode(content, _ANY)
+    image = open_image(content, _ANY)
     if len(content) <= SMALL and max(image.size) <= SIDE:
         return picture(content)
-    upright = plain(image, "RGB")
+    upright = plain(image, "RGB", (SIDE, SIDE))
     upright.thumbnail((SIDE, SIDE))
     stored = io.BytesIO()
     upright.save(stored, "JPEG", quality=85)
