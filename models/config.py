@@ -30,7 +30,12 @@ class NetworkConfig:
     padded: bool = True
     pooled: bool = True
     """Whether the convnet halves its feature maps by pooling or, with a fraction of the work, by strides."""
-    dropout: float = 0.0
+    last_kernel: int = 2
+    """The side of the convnet's third convolution, if the network pools; one that has strides has 3x3."""
+    averaged: bool = False
+    """Whether the convnet's hidden layer gets the means of the last feature maps, and not all of their pixels."""
+    dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """The convnet's dropout, after each of its three convolutions and after the hidden layer."""
     projection: int = 128
     """Dimensions of the contrastive loss; 0 for a network that is trained without it."""
     density: float = 0.32

@@ -120,6 +120,7 @@ class Settings(_Environment):
     deadline: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds, more than 0")
     max_bytes: Count = 32 * 1024 * 1024
     max_pixels: Count = 50_000_000
+    max_side: Count = 16_384
     max_images: Count = 64
     max_body: Count = 64 * 1024 * 1024
     max_held: Count = 128 * 1024 * 1024

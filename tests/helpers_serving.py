@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,10 @@ from serving.bundle.model import Model
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
+PATIENCE = 120.0
+"""Seconds before a test gives up waiting: far more than anything takes, because other work may fill the processors."""
+http_get, http_post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, timeout=PATIENCE)
+"""Each over a new connection."""
 LABELS = (("red", "green"), ("blue", "yellow"))
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 GRAPH = graph_name("fp32")
@@ -231,7 +236,7 @@ def refused(
         env=server_environment(home, bundle, settings),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 2
@@ -281,13 +286,13 @@ def serving(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=20)
+            process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def _wait_until_ready(server: Server, patience: float = 60) -> None:
+def _wait_until_ready(server: Server, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
@@ -299,7 +304,7 @@ def _wait_until_ready(server: Server, patience: float = 60) -> None:
     raise RuntimeError(f"server not ready, exit code {server.process.poll()}:\n{server.log.read_text()}")
 
 
-def eventually(check: Callable[[], T], patience: float = 20) -> T:
+def eventually(check: Callable[[], T], patience: float = PATIENCE) -> T:
     """Wait for a true result of `check` and return it; fails after a timeout."""
     deadline = time.monotonic() + patience
     while not (found := check()):
@@ -313,7 +318,7 @@ def metric(server: Server, name: str, /, **labels: str) -> float:
     """The sum of a metric's samples that have these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     total = 0.0
-    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+    for line in http_get(f"{server.url}/metrics").text.splitlines():
         if line.partition("{")[0].partition(" ")[0] == name and all(label in line for label in wanted):
             total += float(line.rpartition(" ")[2])
     return total

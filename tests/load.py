@@ -14,10 +14,7 @@ import numpy as np
 import psutil
 import uvloop
 
-from tests.helpers_serving import Server, eventually
-
-PATIENCE = 60.0
-"""Seconds that one answer may take before the load generator treats the server as dead."""
+from tests.helpers_serving import PATIENCE, Server, eventually
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import yaml
@@ -23,7 +22,7 @@ from serving.__main__ import GRACE
 from serving.http.middleware import PROBES
 from serving.settings import PREFIX, Settings, variable
 from serving.telemetry.metrics import exposition
-from tests.helpers_serving import ROOT, image_bytes, server_environment, serving, write_bundle
+from tests.helpers_serving import ROOT, http_get, http_post, image_bytes, server_environment, serving, write_bundle
 from tests.load import workers
 
 DOCS = ROOT / "docs"
@@ -243,9 +242,9 @@ def test_the_entry_point_serves_page_samples_and_answers(
         if may_confine():
             assert psutil.Process(server.process.pid).uids().real == USER
             assert "ro" in root_options(server.process.pid)
-        assert "<title>openworld</title>" in httpx.get(server.url).text
-        assert httpx.get(f"{server.url}/samples").json() == {"samples": ["red.png"]}
-        assert httpx.post(f"{server.url}/predict", files={"image": image_bytes()}).json()["label"] == "red"
+        assert "<title>openworld</title>" in http_get(server.url).text
+        assert http_get(f"{server.url}/samples").json() == {"samples": ["red.png"]}
+        assert http_post(f"{server.url}/predict", files={"image": image_bytes()}).json()["label"] == "red"
 
 
 USER = 1034

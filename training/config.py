@@ -21,7 +21,8 @@ class Augmentation:
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.4
-    hue: float = 0.1
+    hue: float = 0.1 * 255 / 360
+    """The share of the colour circle by which the hue may turn either way. CSI's 0.1 is in units of 255 / 360."""
     grey_share: float = 0.2
 
     def __post_init__(self) -> None:

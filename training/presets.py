@@ -119,8 +119,12 @@ PRESETS: dict[str, Preset] = {
         Preset(
             name="mnist-5t",
             dataset="mnist",
-            image=_image(28, "L"),
-            network=_grey("convnet", 28, base=64, hidden=800, padded=False, norm=False, dropout=0.2, links=PAPER_LINKS),
+            image=_image(28, "RGB"),
+            network=replace(
+                _grey("convnet", 28, base=64, hidden=800, padded=False, norm=False, links=PAPER_LINKS),
+                channels=3,
+                dropout=(0.2, 0.2, 0.5, 0.5),
+            ),
             features=_paper_features(0.25, 0.1, batch_size=256),
             head=PAPER_HEAD,
         ),
@@ -142,6 +146,9 @@ LEAST_SIZE = 8
 
 SUP_FEATURES: dict[str, dict[str, Any]] = {"mnist-5t": {"epochs": 1000, "batch_size": 32}}
 """Presets for which the paper learns the features of Sup with other settings than those of HAT."""
+
+SUP_NETWORK: dict[str, dict[str, Any]] = {"mnist-5t": {"padded": True, "last_kernel": 3, "averaged": True}}
+"""Presets for which the network of Sup differs from that of HAT."""
 
 
 HIDDEN = 512
@@ -169,7 +176,7 @@ def choose_preset(
             raise ValueError(unknown_name(what, got, allowed))
     preset = PRESETS[name]
     changes: dict[str, Any] = {"loss": loss, **(SUP_FEATURES.get(name, {}) if method == "sup" else {})}
-    network = replace(preset.network, method=method)
+    network = replace(preset.network, method=method, **(SUP_NETWORK.get(name, {}) if method == "sup" else {}))
     if backbone is not None:
         network = replace(network, backbone=backbone, hidden=network.hidden or HIDDEN)
     if loss == "ce":

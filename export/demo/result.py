@@ -16,6 +16,7 @@ from training.show.console import numbers
 
 NEW = ("8", "9")
 """The classes that the run does not know at first."""
+ENOUGH_REQUESTS = "at least 20 requests per second were answered during learning and swap"
 RIGHT = "test images of 0 to 9 answered right"
 """An answer is right if its class is, whether or not it is accepted."""
 
@@ -68,7 +69,8 @@ def loop_result(
         "at least 93 % of 0 to 9 are right now": new[RIGHT] >= 0.93,
         "the old tasks' logits and distances are the same to the bit": _same_outputs(before, after, source.test),
         "the old tasks' scores in every answer are the same": same,
-        "no request failed, at 20 per second or more": not traffic.failures and traffic.rate >= 20,
+        "no request failed": not traffic.failures,
+        ENOUGH_REQUESTS: traffic.rate >= 20,
         "every answer named one of the two versions": set(traffic.versions()) == set(rows[0][1:]),
     }
     return LoopResult(rows, checks)

@@ -7,8 +7,8 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from export.graph.writer import GraphWriter
-from models.backbones.backbone import Tap
-from models.backbones.resnet import BakedResidualBlock, GlobalPool
+from models.backbones.backbone import GlobalPool, Tap
+from models.backbones.resnet import BakedResidualBlock
 from models.baked import Align, BakedConv2d, BakedLinear
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from export.graph.body_float import FloatBody, selection, tapped
 from export.graph.writer import GraphWriter
-from models.backbones.backbone import Tap
-from models.backbones.resnet import BakedResidualBlock, GlobalPool
+from models.backbones.backbone import GlobalPool, Tap
+from models.backbones.resnet import BakedResidualBlock
 from models.baked import Align, BakedConv2d
 
 LARGEST_WEIGHT = 63

@@ -103,13 +103,13 @@ def write_decision_of_task(
     logits = writer.add("Mul", f"{path}/logits", [means["logits"], scale])
     logits = writer.add("Add", f"{path}/logits", [logits, shift])
     total = ""
-    for score, weight in zip(scorer.scores, scorer.weights, strict=True):
+    for score, weights in zip(scorer.scores, scorer.weights, strict=True):
         place = f"score/{score.name}"
         part = score.write_score(TaskOps(writer, f"{path}/{place}"), {**means, "logits": logits})
         weighted = writer.add(
-            "Mul", f"{path}/{place}/weighted", [part, writer.constant(f"{owner}/{place}/weight", float(weight))]
+            "Mul", f"{path}/{place}/weighted", [part, writer.constant(f"{owner}/{place}/weight", Tensor([weights]))]
         )
         total = writer.add("Add", f"{path}/{place}/sum", [total, weighted]) if total else weighted
-    # One bias per class: a score of the whole task is broadcast to all its classes.
-    biases = writer.constant(f"{owner}/score/bias", Tensor([[scorer.bias] * task.detector.classes]))
+    # A score of the whole task is broadcast to all its classes.
+    biases = writer.constant(f"{owner}/score/bias", Tensor([scorer.bias]))
     return logits, writer.add("Add", f"{path}/distances", [total, biases])

@@ -1,4 +1,4 @@
-"""What a backbone builder returns, and the tap at which feature maps are read half-way."""
+"""What a backbone builder returns, the tap at which feature maps are read half-way, and the pooling at the end."""
 
 from typing import NamedTuple
 
@@ -31,6 +31,16 @@ class Backbone(NamedTuple):
     body: nn.Sequential
     units: Units
     tap: Tap
+
+
+class GlobalPool(nn.Module):
+    """Feature maps to one number per unit."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean(dim=(2, 3))
+
+    def bake(self, task: int) -> nn.Module:
+        return GlobalPool()
 
 
 def make_tap(stage: int, channels: int, height: int, width: int) -> Tap:

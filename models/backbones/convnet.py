@@ -1,12 +1,13 @@
 """The small AlexNet-like convolutional network for digits."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.backbones.backbone import Backbone, make_tap
+from models.backbones.backbone import Backbone, GlobalPool, make_tap
 from models.baked import bake_conv, bake_linear
 from models.config import NetworkConfig
 from models.masks.task_layer import Connection, Units, WeightLayer
@@ -82,22 +83,23 @@ class HiddenStage(nn.Module):
 def convnet(mechanism: Mechanism, pixels: Units, config: NetworkConfig) -> Backbone:
     """Three convolutions and a hidden layer; the tap is before the last convolution."""
     channels = (config.base, config.base * 2, config.base * 4)
-    kernels = (3, 3, 2 if config.pooled else 3)
+    kernels = (3, 3, config.last_kernel if config.pooled else 3)
     sizes = _sizes((config.height, config.width), kernels, config.padded, config.pooled)
     stages: list[nn.Module] = []
     before = pixels
-    for width, kernel in zip(channels, kernels, strict=True):
+    for width, kernel, dropout in zip(channels, kernels, config.dropout[:3], strict=True):
         after = mechanism.units(width)
         stride, padding = 1 if config.pooled else 2, kernel // 2 if config.padded else 0
         conv = mechanism.conv(before, after, kernel, stride, padding, bias=not config.norm)
         norm = mechanism.norm(after) if config.norm else None
-        stages.append(ConvStage(conv, norm, after, config.dropout, config.pooled))
+        stages.append(ConvStage(conv, norm, after, dropout, config.pooled))
         before = after
     after = mechanism.units(config.hidden)
-    height, width = sizes[-1]
-    linear = mechanism.linear(before, after, height * width)
+    if config.averaged:
+        stages.append(GlobalPool())
+    linear = mechanism.linear(before, after, 1 if config.averaged else math.prod(sizes[-1]))
     norm = mechanism.norm(after) if config.hidden_norm else None
-    stages.append(HiddenStage(linear, norm, after, config.dropout))
+    stages.append(HiddenStage(linear, norm, after, config.dropout[3]))
     tapped = len(channels) - 2
     return Backbone(nn.Sequential(*stages), after, make_tap(tapped, channels[tapped], *sizes[tapped]))
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.backbones.backbone import Backbone, make_tap
+from models.backbones.backbone import Backbone, GlobalPool, make_tap
 from models.baked import Align, BakedConv2d, bake_conv
 from models.config import NetworkConfig
 from models.masks.task_layer import Connection, Units, WeightLayer
@@ -77,16 +77,6 @@ class BakedResidualBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         residual = self.second(functional.relu(self.first(images)))
         return functional.relu(residual + self.shortcut(images))
-
-
-class GlobalPool(nn.Module):
-    """Feature maps to one number per unit."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.mean(dim=(2, 3))
-
-    def bake(self, task: int) -> nn.Module:
-        return GlobalPool()
 
 
 def resnet18(mechanism: Mechanism, pixels: Units, config: NetworkConfig) -> Backbone:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,14 @@ from torch import Tensor, nn
 from models.detectors import SCORES, Decision
 from models.detectors.mahalanobis import Mahalanobis
 from models.detectors.score import Features, Means, UnknownScore
+
+UNEVEN = 2.0
+"""Classes of a task are uneven if the largest has more than this many times the images of the smallest."""
+
+
+def is_uneven(counts: Sequence[int]) -> bool:
+    """Whether classes with these numbers of images need to be drawn equally often and standardised one by one."""
+    return max(counts) > UNEVEN * min(counts)
 
 
 class Memory(nn.Module):
@@ -30,17 +38,25 @@ class UnknownDetector(nn.Module):
     detectors that were fitted without it; it is empty if there are enough validation images.
     """
 
+    remembered_classes: Tensor
+    """The classes of the images in memory [n]."""
+    class_images: Tensor
+    """The number of training images of each class [classes]."""
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.classes = classes
         self.scores = nn.ModuleDict({name: SCORES[name](name, classes) for name in SCORES})
         self.own = Memory()
         self.left_out = Memory()
+        self.register_buffer("remembered_classes", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("class_images", torch.zeros(classes, dtype=torch.int64))
 
     def fit(self, features: Features, local_classes: Tensor, logits: Tensor, unchanged: Tensor | None = None) -> None:
         """Fit every score: see UnknownScore.fit. `unchanged` [n] marks images that are no changed copies of others."""
         rows = slice(None) if unchanged is None else unchanged
         plain = Features(*(depth[:, rows] for depth in features))
+        self.class_images = torch.bincount(local_classes[rows], minlength=self.classes)
         for score in self:
             if score.fits_copies:
                 score.fit(features, local_classes, logits)
@@ -51,15 +67,22 @@ class UnknownDetector(nn.Module):
         """The measurements of all scores that have one, [rotations, n, columns] each."""
         return {score.name: score.measure(features) for score in self if score.name in score.needs}
 
-    def remember(self, own: Means, left_out: Means | None = None) -> None:
-        """Store the measurements of the validation images, and of training images by detectors fitted without them."""
+    def remember(self, own: Means, left_out: Means | None = None, local_classes: Tensor | None = None) -> None:
+        """Store the measurements of the validation images, and of training images by detectors fitted without them.
+        `local_classes` [n] are those of all these images; uneven classes are standardised by them."""
         self.own.store(own)
         self.left_out.store(left_out or {})
+        self.remembered_classes = self.remembered_classes[:0] if local_classes is None else local_classes
 
     def memory(self) -> dict[str, Tensor]:
         """The measurements of all stored images, by detectors that were not fitted to them."""
         more = self.left_out.means()
         return {name: torch.cat([own, more[name]]) if name in more else own for name, own in self.own.means().items()}
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether some class had many more images to learn from than another."""
+        return is_uneven(self.class_images.tolist())
 
     @property
     def images(self) -> int:

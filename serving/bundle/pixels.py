@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from PIL.JpegImagePlugin import get_sampling
 
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
+from serving.bundle.structure import Structure, examine
 
 _SIGNATURES = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
@@ -35,10 +37,10 @@ FORMATS = tuple(_SIGNATURES)
 BACKGROUND = "white"
 """Shown behind transparent pixels, as on a web page."""
 
-_ORIENTATION_TAG = 0x0112
+_ORIENTATION, _SCANS = "openworld orientation", "openworld scans"
+"""Where `open_image` notes in an image's `info` what the walk over its file has found."""
 _RUN_LENGTHS = (1, 2)
 """BMP's codes for run-length encoding with 8 and with 4 bits per pixel."""
-_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,11 +55,8 @@ _ROWS_TO_COLUMNS = {_UPRIGHT[orientation] for orientation in (5, 6, 7, 8)}
 _FIRST_ROW_LAST = {_UPRIGHT[orientation] for orientation in (3, 4, 6, 7)}
 """These turn the first row into the last row or column."""
 
-MOST_SCANS, MOST_SEGMENTS = 64, 4096
-"""Limits of a JPEG file. A progressive one has about ten scans; each further scan takes a few bytes of the file, and
-may make the decoder process all pixels again."""
-_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-"""A marker that begins a segment: not an escaped 0xff, a restart marker or a fill byte."""
+MOST_SCANNED = 700_000_000
+"""Pixels in all scans of a JPEG file together, at most a second of processor time; a progressive one has 14 scans."""
 
 STRIP = 256 * 1024
 """Pixels of a large image that are converted at a time, to bound memory."""
@@ -80,15 +79,19 @@ class Limits:
 
     size: int = 32 * 1024 * 1024
     pixels: int = 50_000_000
+    side: int = 16_384
+    """Pixels per side: a row or column of millions of pixels costs several times a square of the same area."""
     memory: int = 256_000_000
-    """Bytes that decoding may take; only formats that are decoded as a whole reach it with fewer pixels."""
+    """Bytes that decoding may take; formats that are decoded as a whole reach it with fewer pixels."""
 
     def __post_init__(self) -> None:
-        if self.size <= 0 or self.pixels <= 0 or self.memory <= 0:
+        if min(self.size, self.pixels, self.side, self.memory) <= 0:
             raise ValueError(f"limits must be positive, such as Limits(); got {self}")
 
 
 LIMITS = Limits()
+ANY_SIZE = Limits(size=sys.maxsize, pixels=sys.maxsize, side=sys.maxsize, memory=sys.maxsize)
+"""For images that a server accepted before, within its own limits."""
 
 
 def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
@@ -111,14 +114,16 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         raise ImageError("too_many_bytes", "image file too large", got=got, allowed=allowed)
     kind = format_of(content)
     with _broken_if_unreadable(f"{len(content)} bytes of {kind}"):
-        _check_work(content, kind)
+        structure = examine(content, kind)
         try:
-            image = Image.open(io.BytesIO(content), formats=(kind,))
+            image = Image.open(io.BytesIO(structure.content), formats=(kind,))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             allowed = f"up to {limits.pixels} pixels"
             raise ImageError("too_many_pixels", "image too large", got=str(error), allowed=allowed) from None
         _check_pixels(image.size, limits)
         _check_memory(image, kind, limits)
+        _check_scans(image.size, structure)
+    image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans}
     if kind == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
         # Pillow decodes it in Python, which would block every other request for seconds.
         allowed = f"BMP that is not compressed, or {', '.join(FORMATS[:-1])}"
@@ -214,6 +219,9 @@ def _check_pixels(size: tuple[int, int], limits: Limits) -> None:
     if width * height > limits.pixels:
         got, allowed = f"{width} x {height} pixels", f"up to {limits.pixels} pixels"
         raise ImageError("too_many_pixels", "image too large", got=got, allowed=allowed)
+    if max(size) > limits.side:
+        got, allowed = f"{width} x {height} pixels", f"up to {limits.side} pixels per side"
+        raise ImageError("too_many_pixels", "image too long", got=got, allowed=allowed)
 
 
 def _check_memory(image: Image.Image, kind: str, limits: Limits) -> None:
@@ -229,30 +237,17 @@ def _check_memory(image: Image.Image, kind: str, limits: Limits) -> None:
         raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
 
 
-def _check_work(content: bytes, kind: str) -> None:
-    """Refuse files that take far longer to decode than their size in bytes and pixels suggests."""
-    # These two bytes also occur by chance in pixel data, so only a high count is worth a closer look.
-    if kind == "JPEG" and content.count(b"\xff\xda") > MOST_SCANS:
-        _check_scans(content)
-    # Pillow decompresses each of them, although profiles are not applied.
-    if kind == "PNG" and (profiles := content.count(b"iCCP")) > 1:
-        raise ImageError("broken_image", "too many colour profiles", got=f"{profiles} iCCP chunks", allowed="one")
+def _check_scans(size: tuple[int, int], structure: Structure) -> None:
+    if (scanned := structure.scans * size[0] * size[1]) > MOST_SCANNED:
+        got, allowed = f"{structure.scans} with {scanned} pixels in all", f"up to {MOST_SCANNED} pixels in all scans"
+        raise ImageError("broken_image", "too many scans", got=got, allowed=allowed)
 
 
-def _check_scans(content: bytes) -> None:
-    """Count the scans of a JPEG file up to its end marker: appended data, such as a video, is not decoded."""
-    scans, place = 0, 2
-    for _ in range(MOST_SEGMENTS):
-        found = _MARKER.search(content, place)
-        if found is None or content[found.start() + 1] == _END_OF_IMAGE:
-            return
-        scans += content[found.start() + 1] == _START_OF_SCAN
-        if scans > MOST_SCANS:
-            break
-        # The length of the segment follows its marker.
-        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
-    allowed = f"up to {MOST_SCANS} scans in {MOST_SEGMENTS} segments"
-    raise ImageError("broken_image", "too many scans", got=f"at least {scans}", allowed=allowed)
+def decoding_work(image: Image.Image) -> int:
+    """How long an opened image takes to decode, in pixels of an image with one scan."""
+    scans = int(image.info.get(_SCANS, 1))
+    # Most of the time is spent on pixels, not on the coefficients of another scan.
+    return image.width * image.height * (15 + scans) // 16
 
 
 @contextlib.contextmanager
@@ -268,15 +263,8 @@ def _broken_if_unreadable(got: str) -> Iterator[None]:
 
 
 def _transposition(image: Image.Image) -> Image.Transpose | None:
-    """The transposition that makes the image upright."""
-    if not image.info:
-        return None
-    try:
-        orientation = image.getexif().get(_ORIENTATION_TAG)
-    except Exception:
-        # A photograph with a damaged EXIF block is still usable.
-        return None
-    return _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    """The transposition that makes an image upright that `open_image` has opened."""
+    return _UPRIGHT.get(image.info.get(_ORIENTATION, 1))
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

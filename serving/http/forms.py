@@ -19,6 +19,10 @@ def read_files(body: bytes, content_type: str, most: int) -> list[bytes]:
         raise MalformedRequestError(
             "form cannot be read", got="no boundary", allowed="multipart/form-data; boundary=..."
         )
+    # The parser handles each in Python, so a body that consists of boundaries would take many seconds.
+    if (boundaries := body.count(b"\n--" + boundary)) > most + MOST_TEXTS + 2:
+        got, allowed = f"{boundaries} boundaries", f"up to {most} files"
+        raise MalformedRequestError("form has too many parts", got=got, allowed=allowed)
     form = _Form(most)
     try:
         # An invalid boundary is refused before anything is parsed.

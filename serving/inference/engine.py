@@ -44,7 +44,7 @@ class Engine:
             limit=settings.queue,
             # One more than can run at a time, so that a huge image does not hold up the small ones behind it.
             threads=self._plan.threads + 1,
-            limits=Limits(settings.max_bytes, settings.max_pixels),
+            limits=Limits(settings.max_bytes, settings.max_pixels, settings.max_side),
             window=settings.window,
             keeper=self.keeper,
         )

@@ -14,10 +14,14 @@ from PIL.Image import Image
 from pydantic_core import to_json
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, decide
-from serving.bundle.pixels import LARGE, Limits, open_image, to_pixels
+from serving.bundle.pixels import LARGE, Limits, decoding_work, open_image, to_pixels
 from serving.errors import OutputError, RequestError
 from serving.inference.answers import PredictionOptions
 from serving.inference.loaded import LoadedModel
+
+LARGE_FILE = 1024 * 1024
+"""Bytes above which a file counts as a large image too: decoding takes up to a megabyte of memory per 64 thousand
+pixels, and up to a second."""
 
 ReadImage = Callable[[], bytes]
 """Returns the bytes of an image file, or raises a RequestError; called in a thread."""
@@ -32,8 +36,12 @@ class Job:
     loaded: LoadedModel
     done: asyncio.Future[str]
     request_id: str | None = None
+    images: int = 1
+    """The number of images in its request."""
     content: bytes | None = None
     image: Image | None = None
+    large: bool = False
+    """Whether decoding takes so much time and memory that only one such image is decoded at a time."""
     features: NDArray[np.float32] | None = None
     pixels: NDArray[np.uint8] | None = None  # [1, height, width, channels]
     fields: dict[str, Any] | None = None
@@ -53,15 +61,11 @@ class Job:
         self.queue_seconds = started - self.queued_at
         content = self.read()
         self.image = open_image(content, limits)
+        self.large = decoding_work(self.image) > LARGE or len(content) > LARGE_FILE
         if keep_content:
             self.content = content
         self.queued_at = time.perf_counter()
         self.decode_seconds = self.queued_at - started
-
-    @property
-    def large(self) -> bool:
-        """Whether decoding takes so much memory that only one such image is decoded at a time."""
-        return self.image is not None and self.image.width * self.image.height > LARGE
 
     def decode(self) -> None:
         """Decode the pixels, or raise an ImageError."""

@@ -73,12 +73,11 @@ class InferenceQueue:
         """Raise a BusyError if there is no room for so many more images."""
         # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
         if self.depth and self.depth + images > self._limit:
-            raise BusyError(
-                "too much to do",
-                got=f"{images} more beside {self.depth}",
-                allowed=f"{self._limit} images at a time in this worker",
-                retry_after=max(1, math.ceil(self.depth * self._seconds_per_image)),
-            )
+            raise self._busy(f"{images} more beside {self.depth}", f"{self._limit} images at a time in this worker")
+
+    def _busy(self, got: str, allowed: str) -> BusyError:
+        retry_after = max(1, math.ceil(self.depth * self._seconds_per_image))
+        return BusyError("too much to do", got=got, allowed=allowed, retry_after=retry_after)
 
     @contextlib.contextmanager
     def admitted(self, images: int = 1) -> Iterator[None]:
@@ -93,15 +92,22 @@ class InferenceQueue:
             metrics.DEPTH.set(self.depth)
 
     def submit(
-        self, read: ReadImage, options: PredictionOptions, loaded: LoadedModel, request_id: str | None = None
+        self,
+        read: ReadImage,
+        options: PredictionOptions,
+        loaded: LoadedModel,
+        request_id: str | None = None,
+        *,
+        images: int = 1,
     ) -> asyncio.Future[str]:
-        """Queue an image; the future gets the answer as JSON, or a RequestError. Cancel it to give up.
+        """Queue one of the `images` of a request; the future gets the answer as JSON, or a RequestError.
 
-        `options` were checked against `loaded`, which may have been replaced since; `request_id` is for the log.
+        Cancel it to give up. `options` were checked against `loaded`, which may have been replaced since; `request_id`
+        is for the log.
         """
         self._loop = asyncio.get_running_loop()
         done: asyncio.Future[str] = self._loop.create_future()
-        self._incoming.put(Job(read, options, loaded, done, request_id))
+        self._incoming.put(Job(read, options, loaded, done, request_id, images))
         return done
 
     async def predict(
@@ -118,7 +124,7 @@ class InferenceQueue:
         `options` were checked against `loaded`. `receive` is used to notice that the client has disconnected.
         """
         with self.admitted(len(images)):
-            futures = [self.submit(read, options, loaded, request_id) for read in images]
+            futures = [self.submit(read, options, loaded, request_id, images=len(images)) for read in images]
             with DisconnectWatcher(receive, futures) as watcher:
                 try:
                     return [await _outcome(future) for future in futures]
@@ -160,11 +166,15 @@ class InferenceQueue:
         except Exception as error:
             self._on_loop(self._fail, [job], error)
             return
-        if job.large:
+        if not job.large:
+            self._decode(job)
+        # Half of the room is left to small images, however many large ones wait.
+        elif len(self._large) < max(self._limit // 2, job.images):
             self._large.append(job)
             self._decode_large()
         else:
-            self._decode(job)
+            allowed = f"{self._limit // 2} large images at a time in this worker"
+            self._on_loop(self._fail, [job], self._busy("one more large image", allowed))
 
     def _decode_large(self) -> None:
         """Decode large images one at a time, because each takes much memory; other threads decode small ones."""

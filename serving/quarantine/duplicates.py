@@ -7,7 +7,6 @@ of lower quality. The limits were measured: see docs/reports/open-world.md and t
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle.pixels import FORMATS, plain
+from serving.bundle.pixels import ANY_SIZE, open_image, plain
 
 Floats = NDArray[np.float32]
 
@@ -58,7 +57,7 @@ class ImageSummary:
 
 def summarize(content: bytes) -> ImageSummary:
     """Read an image file that was answered before; raises almost any exception if it is not an image."""
-    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+    with open_image(content, ANY_SIZE) as image:
         width, height = image.size
         media_type = Image.MIME[image.format or ""]
         # A JPEG can be decoded at an eighth of its size, at a fraction of the cost.

@@ -159,11 +159,11 @@ def resnet_body(config: NetworkConfig) -> tuple[nn.Sequential, int]:
 def convnet_body(config: NetworkConfig) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
     before, side = config.channels, config.height
-    for factor, kernel in ((1, 3), (2, 3), (4, 2)):
+    for factor, kernel, dropout in zip((1, 2, 4), (3, 3, 2), config.dropout[:3], strict=True):
         after, padding = config.base * factor, kernel // 2 if config.padded else 0
         layers += [nn.Conv2d(before, after, kernel, padding=padding, bias=not config.norm)]
         layers += [nn.BatchNorm2d(after)] if config.norm else []
-        layers += [nn.ReLU(), nn.Dropout(config.dropout), nn.MaxPool2d(2), Gate(after)]
+        layers += [nn.ReLU(), nn.Dropout(dropout), nn.MaxPool2d(2), Gate(after)]
         before, side = after, (side + 2 * padding - kernel + 1) // 2
     layers += [nn.Flatten(), nn.Linear(before * side * side, config.hidden), nn.ReLU(), Gate(config.hidden)]
     return nn.Sequential(*layers), config.hidden

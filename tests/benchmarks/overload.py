@@ -57,9 +57,8 @@ class Overload:
         """Answers per second under overload, as a share of the peak."""
         return self.overloaded.rate / self.peak
 
-    @property
-    def places(self) -> float:
-        """Answers to others between a request and its own answer, as the 99th percentile of all accepted requests.
+    def places(self, percentile: float) -> float:
+        """Answers to others between a request and its own answer, as a percentile of all accepted requests.
 
         Counted instead of timed, so that other load on the machine has no effect: an accepted request has at
         most a full queue before it.
@@ -68,7 +67,7 @@ class Overload:
         ends = np.sort([reply.sent + reply.seconds for reply in accepted])
         sent = np.array([reply.sent for reply in accepted])
         own = sent + np.array([reply.seconds for reply in accepted])
-        return float(np.percentile(np.searchsorted(ends, own) - np.searchsorted(ends, sent, side="right"), 99))
+        return float(np.percentile(np.searchsorted(ends, own) - np.searchsorted(ends, sent, side="right"), percentile))
 
     @property
     def full_queue(self) -> float:
@@ -81,7 +80,7 @@ class Overload:
             f"{CLIENTS} clients, room for {self.room.images}: {len(self.replies) - sent_away} answered, "
             f"{sent_away} sent away; {self.overloaded.rate:.0f} answers/s, {self.kept:.2f} of {self.peak:.0f} "
             f"with fewer clients; p99 {self.overloaded.p99:.0f} ms, "
-            f"{self.overloaded.p99 / self.full_queue:.2f} of a full queue, {self.places:.0f} places; "
+            f"{self.overloaded.p99 / self.full_queue:.2f} of a full queue, {self.places(99):.0f} places; "
             f"worker grew {self.grown:+.1f} MB"
         )
 

@@ -20,7 +20,7 @@ import pytest
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import Model
 from tests.e2e.default import Line, png, run
-from tests.helpers_serving import ROOT, Server, free_port, serving
+from tests.helpers_serving import PATIENCE, ROOT, Server, free_port, http_post, serving
 from training.data.datasets import load_source
 
 STEEP = 1e-3
@@ -66,7 +66,7 @@ def test_no_image_is_stored(line: Line) -> None:
 def test_served_answers_equal_evaluation_on_the_whole_test_split(line: Line, server: Server) -> None:
     offline = line.offline()
     labels = load_bundle(line.bundle).manifest.labels
-    with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(4) as pool:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(4) as pool:
 
         def ask(pixels: np.ndarray) -> dict[str, Any]:
             answer = client.post("/predict", content=png(pixels), headers={"content-type": "image/png"})
@@ -95,7 +95,7 @@ def test_the_command_line_answers_as_the_server_does(line: Line, server: Server,
     for file, text in zip(files, printed, strict=True):
         answer = json.loads(text)
         assert answer.pop("file") == str(file)
-        assert answer == httpx.post(f"{server.url}/predict", files={"image": file.read_bytes()}).json()
+        assert answer == http_post(f"{server.url}/predict", files={"image": file.read_bytes()}).json()
 
 
 def test_an_answer_does_not_depend_on_its_batch(line: Line) -> None:
@@ -112,7 +112,7 @@ def test_an_answer_does_not_depend_on_its_batch(line: Line) -> None:
 
 
 def test_a_given_task_answers_within_it(line: Line, server: Server) -> None:
-    answer = httpx.post(
+    answer = http_post(
         f"{server.url}/predict", params={"task": 2}, files={"image": png(line.pixels[line.known])}
     ).json()
     assert (answer["task"], answer["p_task"]) == (2, 1.0)
@@ -129,7 +129,7 @@ def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path
     assert subprocess.run([python, "-c", absent], check=False).returncode == 0
     (tmp_path / "image.png").write_bytes(png(line.pixels[0]))
     with serving(tmp_path / "home", line.bundle, python=str(python)) as started:
-        answer = httpx.post(f"{started.url}/predict", files={"image": (tmp_path / "image.png").read_bytes()}).json()
+        answer = http_post(f"{started.url}/predict", files={"image": (tmp_path / "image.png").read_bytes()}).json()
     offline = line.offline()
     assert answer["unknown_score"] == pytest.approx(offline.unknown_score[0], abs=STEEP)
 
@@ -161,4 +161,4 @@ def test_demo_prints_the_next_steps_and_ends_cleanly(line: Line, tmp_path: Path)
         assert answers[1]["label"] == "unknown"
     finally:
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(timeout=40) == 0
+        assert demo.wait(timeout=PATIENCE) == 0

@@ -24,17 +24,17 @@ from PIL import Image
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from tests.conftest import ReportLine
+from tests.helpers_hostile import run_lengths, with_profiles, with_scans
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import Server, bad_palettes, image_bytes, png, png_header, saved, serving, write_bundle
-from tests.helpers_slow import run_lengths, with_profiles, with_scans
 from tests.load import http_request, megabytes, send, workers
 
 MUTANTS = 5000
 CLIENTS = 4
 GROWTH = 48.0
 """Megabytes by which a worker may grow after its first thousand images: one large image may be in progress."""
-SLOWEST = 5.0
-"""Seconds that a small image may take, damaged or not, on a machine with other load."""
+SLOWEST = 30.0
+"""Seconds that a small image may take, damaged or not, on a machine with other load; the server's deadline."""
 EXAMPLES = 50
 """Requests that schemathesis draws for each operation and kind of body."""
 
@@ -77,7 +77,7 @@ def originals() -> list[bytes]:
         saved(picture, "ICO"),
         saved(picture, "PPM"),
         *bad_palettes(),
-        with_scans(100, side=100),
+        with_scans(100, size=(100, 100)),
         with_profiles(20),
         run_lengths(200),
     ]
@@ -226,7 +226,7 @@ def test_large_damaged_images_leave_nothing_behind(
     grown = megabytes([worker]) - before
     report_line(f"large damaged images: {len(replies)} sent, worker grew {grown:+.1f} MB")
     assert {said_code(reply.json()) for reply in replies} == {"broken_image"}
-    assert grown <= 24
+    assert grown <= GROWTH
 
 
 def said_code(body: dict[str, Any]) -> str:

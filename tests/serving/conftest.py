@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serving.bundle.model import Model
-from tests.helpers_serving import Server, serving, write_bundle
+from tests.helpers_serving import PATIENCE, Server, serving, write_bundle
 
 
 @pytest.fixture(scope="session")
@@ -29,5 +29,5 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         yield client

@@ -7,10 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.helpers_serving import GRAPH, ROOT, image_bytes, server_environment, serving, write_bundle
+from tests.helpers_serving import (
+    GRAPH,
+    ROOT,
+    http_get,
+    http_post,
+    image_bytes,
+    server_environment,
+    serving,
+    write_bundle,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +52,6 @@ def test_a_bento_holds_the_bundle_and_serving_alone(home: Path) -> None:
 def test_a_bento_serves_the_bundle_that_it_holds(home: Path, tmp_path: Path) -> None:
     with serving(home, None, target="openworld:1", cwd=tmp_path) as server:
         content = image_bytes()
-        response = httpx.post(f"{server.url}/predict", content=content, headers={"content-type": "image/png"})
+        response = http_post(f"{server.url}/predict", content=content, headers={"content-type": "image/png"})
         assert response.json()["label"] == "red"
-        assert httpx.get(f"{server.url}/docs.json").status_code == 200
+        assert http_get(f"{server.url}/docs.json").status_code == 200

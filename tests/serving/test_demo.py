@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.demo import main, taken
-from tests.helpers_serving import ROOT, eventually, free_port, server_environment, write_bundle
+from tests.helpers_serving import PATIENCE, ROOT, eventually, free_port, server_environment, write_bundle
 
 
 def test_no_server_outlives_it(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_no_server_outlives_it(tmp_path: Path) -> None:
         assert any("Ctrl-C" in line for line in demo.stdout)
         assert taken(port)
         demo.send_signal(signal.SIGTERM)
-        assert demo.wait(timeout=40) == 128 + signal.SIGTERM
+        assert demo.wait(timeout=PATIENCE) == 128 + signal.SIGTERM
     eventually(lambda: not taken(port))
 
 

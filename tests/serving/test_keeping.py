@@ -6,10 +6,8 @@ import base64
 import signal
 from pathlib import Path
 
-import httpx
-
 from serving.quarantine.store import Store
-from tests.helpers_serving import COLOURS, GREY, eventually, image_bytes, serving, write_bundle
+from tests.helpers_serving import COLOURS, GREY, PATIENCE, eventually, http_post, image_bytes, serving, write_bundle
 
 UNKNOWN = [image_bytes(GREY), image_bytes((120, 130, 40), kind="JPEG"), image_bytes((90, 90, 90), kind="BMP")]
 
@@ -19,15 +17,15 @@ def test_unknowns_are_kept_as_they_were_sent_in_every_form(tmp_path: Path) -> No
     url = f"sqlite:///{tmp_path}/quarantine.db"
     settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_QUARANTINE_URL": url}
     with serving(tmp_path / "home", write_bundle(tmp_path / "bundle"), settings=settings) as server:
-        known = httpx.post(f"{server.url}/predict", content=image_bytes(COLOURS["red"]))
+        known = http_post(f"{server.url}/predict", content=image_bytes(COLOURS["red"]))
         answers = [
-            httpx.post(f"{server.url}/predict", content=UNKNOWN[0]).json(),
-            httpx.post(f"{server.url}/predict", files={"image": UNKNOWN[1]}).json(),
-            httpx.post(f"{server.url}/predict", json={"image": base64.b64encode(UNKNOWN[2]).decode()}).json(),
+            http_post(f"{server.url}/predict", content=UNKNOWN[0]).json(),
+            http_post(f"{server.url}/predict", files={"image": UNKNOWN[1]}).json(),
+            http_post(f"{server.url}/predict", json={"image": base64.b64encode(UNKNOWN[2]).decode()}).json(),
         ]
-        assert httpx.post(f"{server.url}/predict", content=b"junk").status_code == 415
+        assert http_post(f"{server.url}/predict", content=b"junk").status_code == 415
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(timeout=20)
+        server.process.wait(timeout=PATIENCE)
         assert "Traceback" not in server.log.read_text()
     assert known.json()["known"]
     store = Store.open(url)

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from serving.telemetry.metrics import exposition
-from tests.helpers_serving import COLOURS, GREY, Server, eventually, image_bytes, metric, serving
+from tests.helpers_serving import COLOURS, GREY, Server, eventually, http_get, http_post, image_bytes, metric, serving
 
 KNOWN, UNKNOWN = 12, 4
 
@@ -28,12 +28,12 @@ def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         eventually(lambda: metric(running, "openworld_queue_limit") == 10)
         for number in range(KNOWN):
             colour = list(COLOURS.values())[number % 4]
-            assert httpx.post(f"{running.url}/predict", content=image_bytes(colour)).status_code == 200
+            assert http_post(f"{running.url}/predict", content=image_bytes(colour)).status_code == 200
         grey = [("images", image_bytes(GREY))] * UNKNOWN
-        assert httpx.post(f"{running.url}/predict_many", files=[*grey, ("images", b"junk")]).status_code == 200
-        httpx.post(f"{running.url}/predict_many?task=9", content=b"")
+        assert http_post(f"{running.url}/predict_many", files=[*grey, ("images", b"junk")]).status_code == 200
+        http_post(f"{running.url}/predict_many?task=9", content=b"")
         for path in ("/a", "/b", "/c?d=e"):
-            httpx.get(f"{running.url}{path}", headers={"x-request-id": "stranger"})
+            http_get(f"{running.url}{path}", headers={"x-request-id": "stranger"})
         yield running
 
 
@@ -71,12 +71,12 @@ def test_refusals_are_counted_by_reason(pair: Server) -> None:
 
 def test_unknown_paths_add_no_series(pair: Server) -> None:
     assert settled(pair, 3, "openworld_requests_total", endpoint="other", status="404")
-    text = httpx.get(f"{pair.url}/metrics").text
+    text = http_get(f"{pair.url}/metrics").text
     assert 'endpoint="/a"' not in text
 
 
 def test_the_served_bundle_is_in_the_metrics(pair: Server) -> None:
-    served = httpx.get(f"{pair.url}/model").json()
+    served = http_get(f"{pair.url}/model").json()
     labels = {"name": served["name"], "version": served["version"], "provider": served["provider"]}
     assert settled(pair, 1, "openworld_model_info", **labels)
     assert settled(pair, 0, "openworld_queue_depth")
@@ -104,7 +104,7 @@ def test_predictions_are_traced_if_asked_for(pair: Server, client: httpx.Client)
     """The response names the trace, which a caller may have begun."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     begun = {"x-request-id": "mine", "traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-    traced = httpx.post(f"{pair.url}/predict", content=b"junk", headers=begun)
+    traced = http_post(f"{pair.url}/predict", content=b"junk", headers=begun)
     assert traced.headers["x-trace-id"] == trace
     assert (traced.status_code, traced.json()["request_id"]) == (415, "mine")
     assert "x-trace-id" not in client.post("/predict", content=b"junk", headers=begun).headers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import httpx
 import pytest
 
 from serving.bundle import model as models
@@ -13,7 +12,7 @@ from serving.bundle.errors import BundleError, ProviderError
 from serving.bundle.model import Model
 from serving.bundle.precisions import PRECISIONS
 from serving.host.preflight import check_in_child
-from tests.helpers_serving import serving, write_bundle
+from tests.helpers_serving import http_get, serving, write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_a_server_is_stopped_before_it_starts(
 
 def test_the_server_reports_its_precision(both: Path, tmp_path: Path) -> None:
     with serving(tmp_path, both, settings={"OPENWORLD_PRECISION": "fp32", "OPENWORLD_ALPHA": "0.2"}) as server:
-        model = httpx.get(f"{server.url}/model").json()
+        model = http_get(f"{server.url}/model").json()
     assert (model["alpha"], model["expected_acceptance"]) == (0.2, 0.8)
     assert (model["precision"], model["precisions"]) == ("fp32", ["fp32", "int8"])
     assert model["cascade"] == {"candidates": None, "margin": None, "seen": None, "agreement": None, "images": 0}

@@ -28,6 +28,7 @@ from serving.service import OpenWorld
 from tests.helpers_serving import (
     COLOURS,
     GREY,
+    PATIENCE,
     SOURCE,
     Server,
     free_port,
@@ -199,7 +200,7 @@ def _chunked(connection: socket.socket) -> None:
 def test_a_50_mb_body_is_refused_before_it_is_sent(
     server: Server, client: httpx.Client, send: Callable[[socket.socket], None]
 ) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n")
         send(connection)
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
@@ -217,13 +218,13 @@ def test_a_50_mb_upload_gets_its_answer_too(client: httpx.Client) -> None:
 
 
 def test_a_client_that_disconnects_does_not_affect_others(server: Server, client: httpx.Client) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
     assert client.post("/predict", **as_raw(RED)).json()["label"] == "red"
 
 
 def test_many_at_once_each_get_their_own_answer(server: Server) -> None:
-    with httpx.Client(base_url=server.url, timeout=30) as client, ThreadPoolExecutor(16) as threads:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(16) as threads:
 
         def ask(number: int) -> bool:
             label = list(COLOURS)[number % 4]
@@ -292,7 +293,7 @@ def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Pat
         file.write_bytes(image_bytes(COLOURS[file.stem]))
     with (
         serving(tmp_path / "home", bundle, target=SOURCE) as server,
-        httpx.Client(base_url=server.url) as other,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as other,
         bentoml.SyncHTTPClient(server.url) as own,
     ):
         assert other.get("/model").json() == client.get("/model").json()

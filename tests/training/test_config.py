@@ -11,7 +11,7 @@ from models.network import Network
 from serving.bundle.manifest import ImageSpec
 from tests.helpers import TINY_PRESET
 from training.config import FeatureLearning, HeadLearning, Lesson, RunConfig
-from training.presets import PRESETS, choose_preset
+from training.presets import PRESETS, SUP_NETWORK, choose_preset
 from training.store.checkpoint import CONFIG, RunError, read_config, write_config
 
 CONFIGURED = RunConfig(
@@ -29,7 +29,8 @@ CONFIGURED = RunConfig(
 def test_every_preset_serves_every_method(name: str, method: str) -> None:
     preset = choose_preset(name, method)
     assert preset.name == name
-    assert preset.network == replace(PRESETS[name].network, method=method)
+    own = SUP_NETWORK.get(name, {}) if method == "sup" else {}
+    assert preset.network == replace(PRESETS[name].network, method=method, **own)
 
 
 def test_an_unknown_preset_or_method_is_refused_with_the_allowed_ones() -> None:

@@ -33,6 +33,11 @@ class Batchable:
     def __len__(self) -> int:
         return len(self.local_classes)
 
+    def class_counts(self) -> list[int]:
+        """The number of images of each class."""
+        counts: list[int] = torch.bincount(self.local_classes).tolist()
+        return counts
+
     @property
     def device(self) -> torch.device:
         return self.local_classes.device

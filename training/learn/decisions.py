@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.detectors import Decision, decisions
 from models.detectors.score import Means
-from models.detectors.task_scorer import TaskScorer, standardise
+from models.detectors.task_scorer import TaskScorer, plain_scorer, standardise
 from models.network import Network
 from serving.bundle.decision import NETWORK_NAMES, Rule, TaskRule, judge, threshold
 from training.data.tasks import Batchable
@@ -88,7 +88,8 @@ def _task_side(
     own = detector.memory()
     scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))
     scores = [detector.score(name) for name in decision.scores]
-    scorer = standardise(decision, scores, own, scale, shift)
+    uneven = detector.remembered_classes if detector.is_uneven and len(detector.remembered_classes) else None
+    scorer = standardise(decision, scores, own, scale, shift, uneven)
     return scorer, TaskRule.fit(scorer.task_scores(own).cpu().numpy(), head.classes)
 
 
@@ -137,7 +138,7 @@ def has_constant_score(network: Network, name: str) -> bool:
         return False
     for detector in map(network.detector, range(len(network.heads))):
         for score in map(detector.score, decision.scores):
-            alone = TaskScorer(decision, (score,), 1.0, 0.0, (1.0,), 0.0)
+            alone = plain_scorer(decision, [score], detector.classes, 1.0, 0.0)
             if float(alone.task_scores(detector.memory()).std(correction=0)) < CONSTANT:
                 return True
     return False

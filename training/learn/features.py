@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.config import ROTATIONS
+from models.detectors.detector import is_uneven
 from models.masks.all_reduce import processes, summed
 from models.network import Network
 from training.config import Augmentation, FeatureLearning
 from training.data.tasks import Batchable, TaskData
 from training.host.device import Forward, channels_last_on_gpu, compiled, mixed_precision
 from training.host.distributed import Share, independent_dropout, sum_gradients
-from training.learn.augment import VIEWS, eight_views, standard_view
+from training.learn.augment import PAIR, rotated_views, standard_view
 from training.learn.losses import supervised_contrastive
 from training.learn.optimizers import set_lr, warmup_cosine
 
@@ -27,9 +29,24 @@ def batch_sizes(total: int, size: int, least: int = 1) -> list[int]:
     return sizes
 
 
+def epoch_order(local_classes: Tensor) -> Tensor:
+    """The images of one epoch in random order, as many as there are: each image once or, if the classes are uneven,
+    equally many of each class. Then images of small classes are repeated, and others of large classes left out."""
+    count = len(local_classes)
+    counts = torch.bincount(local_classes).tolist()
+    if not is_uneven(counts):
+        return torch.randperm(count)
+    chosen = []
+    for local_class, available in enumerate(counts):
+        wanted = count * (local_class + 1) // len(counts) - count * local_class // len(counts)
+        turns = [torch.randperm(available) for _ in range(-(-wanted // available))]
+        chosen.append((local_classes.cpu() == local_class).nonzero().flatten()[torch.cat(turns)[:wanted]])
+    return torch.cat(chosen)[torch.randperm(count)]
+
+
 def batches(data: Batchable, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor, Share]]:
     """One epoch in random order: images in [0, 1], classes, and the share of each batch that this process has."""
-    parts = torch.randperm(len(data)).split(batch_sizes(len(data), size, least))
+    parts = epoch_order(data.local_classes).split(batch_sizes(len(data), size, least))
     shares = [Share.of(len(part)) for part in parts]
     own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
     for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
@@ -97,10 +114,10 @@ def _loss(
     head, device = network.head(task), images.device
     if how.loss == "ce":
         seen = channels_last_on_gpu(standard_view(images, views, share), device)
-        with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+        with mixed_precision(device), independent_dropout(max(network.config.dropout), batch):
             logits = head.all_logits(forward(seen, task, sharpness))
         return functional.cross_entropy(logits.float(), classes, reduction="sum") / share.total
-    rotated, rotated_classes = eight_views(images, classes, head.classes, views, share)
-    with mixed_precision(device), independent_dropout(network.config.dropout, batch):
+    rotated, rotated_classes = rotated_views(images, classes, head.classes, views, PAIR, share)
+    with mixed_precision(device), independent_dropout(max(network.config.dropout), batch):
         vectors = forward(channels_last_on_gpu(rotated, device), task, sharpness)
-    return supervised_contrastive(vectors.float(), rotated_classes, how.temperature, share.times(VIEWS))
+    return supervised_contrastive(vectors.float(), rotated_classes, how.temperature, share.times(PAIR * ROTATIONS))

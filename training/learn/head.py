@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.config import ROTATIONS
 from models.detectors.detector import UnknownDetector, mean_over_rotations
 from models.detectors.score import Features
 from models.masks.all_reduce import summed
@@ -16,7 +17,7 @@ from models.network import Network
 from training.config import Augmentation, HeadLearning
 from training.data.tasks import Batchable, TaskData
 from training.host.distributed import sum_gradients
-from training.learn.augment import VIEWS, eight_views, slight_change
+from training.learn.augment import rotated_views, slight_change
 from training.learn.features import batches
 from training.learn.measurements import EVALUATION_BATCH, task_measurements
 from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
@@ -47,11 +48,11 @@ def fit_head(
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             fall = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
             set_lr(optimizer, how.lr * fall)
-            rotated, rotated_classes = eight_views(images, classes, data.classes, views, share)
+            rotated, rotated_classes = rotated_views(images, classes, data.classes, views, 1, share)
             with torch.no_grad():
                 features = network.features(rotated, task)
             loss = functional.cross_entropy(head.all_logits(features), rotated_classes, reduction="sum")
-            loss = loss / (VIEWS * share.total)
+            loss = loss / (ROTATIONS * share.total)
             total += loss.detach().double() * share.total
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -81,8 +82,11 @@ def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentati
     )
     _fit_to(network, task, detector, every, train.local_classes)
     own = task_measurements(network, task, data.validation.pixels)
-    enough = len(data.validation) >= ENOUGH_VALIDATION
-    detector.remember(own, None if enough else _left_out(network, task, every, train.local_classes))
+    left_out: dict[str, Tensor] = {}
+    if len(data.validation) < ENOUGH_VALIDATION:
+        left_out = _left_out(network, task, every, train.local_classes)
+    remembered = [data.validation.local_classes, *([train.local_classes] if left_out else [])]
+    detector.remember(own, left_out, torch.cat(remembered))
 
 
 def _live_features(network: Network, task: int, data: Batchable, change: Callable[[Tensor], Tensor]) -> Features:

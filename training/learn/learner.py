@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from models.detectors.detector import is_uneven
 from models.network import Network
 from training.config import RunConfig
 from training.data.sources import Sources
@@ -61,6 +62,7 @@ class Learner:
         for task in range(self.progress.task, len(self.config.tasks)):
             data = task_data(sources.of(self.config.lesson_of(task)), self.config, task, self.device)
             self._expect_images(task, data.digest())
+            self._report_uneven_classes(task, data)
             if len(self.network.heads) == task:
                 seed_everything(self.config.seed, task, "room")
                 self.network.add_task(data.classes)
@@ -128,6 +130,16 @@ class Learner:
                 "are accepted by their own task with one of the two only"
             )
         return found
+
+    def _report_uneven_classes(self, task: int, data: TaskData) -> None:
+        counts = data.train.class_counts()
+        if is_uneven(counts):
+            few, many = counts.index(min(counts)), counts.index(max(counts))
+            self.reporter.print(
+                f"{_title(task, data)}: its classes are uneven: {counts[few]} training images of {data.labels[few]}, "
+                f"{counts[many]} of {data.labels[many]}. Each class is drawn equally often and standardised by its own "
+                "images; more images of the small classes would help"
+            )
 
     def _report_few_images(self, task: int, data: TaskData) -> None:
         images, alpha = self.network.detector(task).images, self.config.preset.alpha

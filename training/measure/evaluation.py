@@ -197,12 +197,24 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
         },
         "parameters": count_parameters(run.network, corrected=bool(run.corrections)),
         "capacity_used": capacity_used(run.network),
+        "uneven_tasks": _uneven_tasks(run),
         "unknown": None,
     }
     if len(evaluation.unknown):
         result["unknown_images"] = len(evaluation.unknown)
         result["unknown"] = metrics.unknown_metrics(verdicts, evaluation.unknown_verdicts, class_ids)
     return result
+
+
+def _uneven_tasks(run: Run) -> list[dict[str, Any]]:
+    """The tasks of which a class had many more training images than another, with the images of each class."""
+    found = []
+    for task, labels in enumerate(run.config.tasks):
+        detector = run.network.detector(task)
+        if detector.is_uneven:
+            counts = zip(labels, detector.class_images.tolist(), strict=True)
+            found.append({"task": task, "training_images": dict(counts)})
+    return found
 
 
 def _rounded(value: float) -> float | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from typing import NamedTuple
 
-from serving.bundle.pixels import Limits, format_of, open_image, plain
+from serving.bundle.pixels import ANY_SIZE, format_of, open_image, plain
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "BMP": "image/bmp"}
 SIDE, SMALL = 256, 64 * 1024
 """Side of a thumbnail in pixels, and the largest file in bytes that may be its own thumbnail."""
-_ANY = Limits(size=sys.maxsize, pixels=sys.maxsize, memory=sys.maxsize)
-"""The server accepted these images within its own limits."""
 
 
 class Picture(NamedTuple):
@@ -27,7 +24,7 @@ def picture(content: bytes) -> Picture:
 
 def thumbnail(content: bytes) -> Picture:
     """An image of at most SIDE x SIDE pixels; small images are returned unchanged."""
-    image = open_image(content, _ANY)
+    image = open_image(content, ANY_SIZE)
     if len(content) <= SMALL and max(image.size) <= SIDE:
         return picture(content)
     upright = plain(image, "RGB", (SIDE, SIDE))

@@ -37,6 +37,7 @@ BACKBONES = {
     "convnet without norm": {"backbone": "convnet", "norm": False},
     "convnet with strides": {"backbone": "convnet", "hidden_norm": True, "pooled": False},
     "convnet unpadded": {"backbone": "convnet", "height": 28, "width": 28, "padded": False},
+    "convnet averaged": {"backbone": "convnet", "norm": False, "last_kernel": 3, "averaged": True},
     "resnet18": {"backbone": "resnet18"},
 }
 

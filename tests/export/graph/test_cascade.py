@@ -29,7 +29,7 @@ OFF = Cascade(candidates=None, agreement=None, images=0)
 def decider_of(tasks: int) -> Decider:
     """Tasks of one class whose validation images have distances around 0."""
     deep = DeepMixture("deep", classes=1)
-    scorer = TaskScorer(Decision(("deep",)), (deep,), scale=1.0, shift=0.0, weights=(1.0,), bias=0.0)
+    scorer = TaskScorer(Decision(("deep",)), (deep,), scale=1.0, shift=0.0, weights=((1.0,),), bias=(0.0,))
     rule = Rule(score="deep", tasks=(TaskRule.fit(np.linspace(-1, 1, 99), classes=1),) * tasks)
     return Decider("deep", (scorer,) * tasks, rule)
 

@@ -77,19 +77,23 @@ def test_a_task_misses_the_scores_whose_measurements_it_does_not_have() -> None:
 
 def test_distances_are_the_weighted_sum_of_the_scores_of_calibrated_logits() -> None:
     scores = (DETECTOR.score("deep"), DETECTOR.score("energy"))
-    scorer = TaskScorer(Decision(("deep", "energy")), scores, scale=2.0, shift=0.5, weights=(3.0, 10.0), bias=-1.0)
+    weights = ((3.0, 4.0), (10.0, 20.0))
+    scorer = TaskScorer(Decision(("deep", "energy")), scores, scale=2.0, shift=0.5, weights=weights, bias=(-1.0, -2.0))
     logits = torch.tensor([[0.5, 2 * math.log(3) + 0.5], [2 * math.log(2) + 0.5] * 2])
     torch.testing.assert_close(scorer.logits(MEANS), logits)
     # exp(0.5) times 1 + 9, and times 4 + 4.
     energies = [-0.5 - math.log(10), -0.5 - math.log(8)]
-    wanted = torch.tensor([[3 * deep + 10 * energies[row] - 1 for deep in MEANS["deep"][row]] for row in range(2)])
+    deep = MEANS["deep"].tolist()
+    wanted = torch.tensor(
+        [[3 * deep[row][0] + 10 * energies[row] - 1, 4 * deep[row][1] + 20 * energies[row] - 2] for row in range(2)]
+    )
     torch.testing.assert_close(scorer.distances(MEANS), wanted)
     torch.testing.assert_close(scorer.task_scores(MEANS), wanted.amin(dim=1).double())
 
 
 def test_the_score_of_a_task_is_that_of_each_of_its_classes() -> None:
     energy = (DETECTOR.score("energy"),)
-    scorer = TaskScorer(Decision(("energy",)), energy, scale=1.0, shift=0.0, weights=(1.0,), bias=0.25)
+    scorer = TaskScorer(Decision(("energy",)), energy, scale=1.0, shift=0.0, weights=((1.0, 1.0),), bias=(0.25, 0.25))
     torch.testing.assert_close(scorer.distances(MEANS), torch.full((2, 2), 0.25 - math.log(4)))
 
 
@@ -104,7 +108,7 @@ def test_one_score_is_standardised_to_median_zero_and_a_mean_excess_of_one() -> 
     deep = [0.0, 2.0, 2.0, 12.0, 4.0]
     memory = memory_of(deep, [0.0] * 5)
     scorer = fitted("deep", memory)
-    assert scorer.weights == pytest.approx((1 / 6,))
+    assert scorer.weights[0] == pytest.approx((1 / 6,))
     assert scorer.task_scores(memory).tolist() == pytest.approx([(value - 2) / 6 for value in deep])
 
 
@@ -135,13 +139,41 @@ def test_scores_that_are_all_the_same_stay_finite() -> None:
     memory = memory_of([3.0] * 4, [1.0] * 4)
     scorer = fitted("features", memory)
     assert scorer.task_scores(memory).isfinite().all()
-    assert all(math.isfinite(weight) and weight <= 1 / (LEAST_SPREAD * LEAST_EXCESS) for weight in scorer.weights)
+    assert all(
+        math.isfinite(weight) and weight <= 1 / (LEAST_SPREAD * LEAST_EXCESS)
+        for weights in scorer.weights
+        for weight in weights
+    )
+
+
+def test_uneven_classes_are_standardised_each_by_its_own_images() -> None:
+    """Forty images of a class with small distances, and forty of one with large ones: with one deviation for all, an
+    image that is usual for the second class would be far from it."""
+    torch.manual_seed(0)
+    classes = torch.arange(2).repeat_interleave(40)
+    deep = torch.full((80, 2), 1000.0)
+    deep[:40, 0] = 1 + 0.1 * torch.rand(40)
+    deep[40:, 1] = 50 + 10 * torch.rand(40)
+    own = {"logits": torch.zeros(80, 2), "deep": deep}
+    decision, scores = decisions()["deep"], [DETECTOR.score("deep")]
+    together, apart = (standardise(decision, scores, own, 1.0, 0.0, each) for each in (None, classes))
+    medians = [
+        [float(scorer.task_scores(own)[classes == number].median()) for number in range(2)]
+        for scorer in (together, apart)
+    ]
+    assert medians[0][1] - medians[0][0] > 1
+    assert abs(medians[1][1] - medians[1][0]) < 0.5
+    assert together.weights[0][0] == together.weights[0][1]
+    # The variance of all counts as ten images, so that the small class is not blown up to the full.
+    pooled = float(deep.amin(dim=1).var(correction=0))
+    wanted = [math.sqrt((40 * float(deep[classes == c, c].var(correction=0)) + 10 * pooled) / 50) for c in range(2)]
+    assert apart.weights[0][0] / apart.weights[0][1] == pytest.approx(wanted[1] / wanted[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(("name", "scale", "shift"), [("paper", 1.0, 0.0), ("paper+c", 2.0, -1.0)])
 def test_the_papers_decision_compares_scores_as_they_are(name: str, scale: float, shift: float) -> None:
     scorer = fitted(name, MEANS, 2.0, -1.0)
-    assert (scorer.scale, scorer.shift, scorer.weights, scorer.bias) == (scale, shift, (1.0,), 0.0)
+    assert (scorer.scale, scorer.shift, scorer.weights, scorer.bias) == (scale, shift, ((1.0, 1.0),), (0.0, 0.0))
     wanted = -torch.logsumexp(MEANS["logits"].double() * scale + shift, dim=1)
     torch.testing.assert_close(scorer.task_scores(MEANS), wanted)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -283,7 +284,8 @@ def test_the_same_image_gives_the_same_pixels() -> None:
 def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     content = saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
-    assert getattr(decode(content), "n_frames", 1) == 2
+    with Image.open(io.BytesIO(content)) as opened:
+        assert getattr(opened, "n_frames", 1) == 2
     assert first_pixel(decode(content)) == (255, 0, 0)
 
 
@@ -334,6 +336,14 @@ def test_too_many_pixels_are_refused_from_the_header(size: tuple[int, int]) -> N
     with refuses("too_many_pixels", match="allowed: up to 50000000 pixels"):
         decode(png_header(*size))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+@pytest.mark.parametrize("size", [(16_385, 1), (1, 16_385), (2, 8_000_000)])
+def test_a_side_that_is_too_long_is_refused_from_the_header(size: tuple[int, int]) -> None:
+    with refuses("too_many_pixels", match=f"{size[0]} x {size[1]} pixels; allowed: up to 16384 pixels per side"):
+        decode(png_header(*size))
+    assert open_image(png_header(16_384, 1)).size == (16_384, 1)
+    assert open_image(png_header(*size), Limits(side=8_000_000)).size == size
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -20,10 +20,13 @@ from serving.settings import Settings
 from serving.swap.leader import SwapOutcome
 from tests.helpers_serving import (
     GRAPH,
+    PATIENCE,
     Server,
     edit_manifest,
     eventually,
     free_port,
+    http_get,
+    http_post,
     image_bytes,
     metric,
     refused,
@@ -56,7 +59,7 @@ def guarded(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture
 def admin(guarded: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=guarded.url, headers=BEARER, timeout=30) as client:
+    with httpx.Client(base_url=guarded.url, headers=BEARER, timeout=PATIENCE) as client:
         yield client
 
 
@@ -80,7 +83,7 @@ def test_without_the_token_access_is_refused(guarded: Server, method: str, page:
         {"x-api-key": "a-key-for-predictions"},
         {"authorization": "Bearer a-key-for-predictions"},
     ):
-        response = httpx.request(method, url, headers=headers)
+        response = httpx.request(method, url, headers=headers, timeout=PATIENCE)
         assert refusal(response) == (401, "unauthorized")
         assert response.headers["www-authenticate"] == 'Basic realm="openworld"'
 
@@ -100,7 +103,7 @@ def test_without_the_token_access_is_refused(guarded: Server, method: str, page:
     ],
 )
 def test_no_spelling_of_the_path_bypasses_the_token(guarded: Server, target: str) -> None:
-    with socket.create_connection(("127.0.0.1", guarded.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=PATIENCE) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         with connection.makefile("rb") as stream:
             response = stream.read()
@@ -134,7 +137,7 @@ def test_pages_take_one_method_each(admin: httpx.Client) -> None:
 
 
 def test_the_status_lists_every_worker(guarded: Server, admin: httpx.Client) -> None:
-    response = httpx.get(f"{guarded.url}/admin/status", headers={"authorization": f"Basic {BASIC}"})
+    response = http_get(f"{guarded.url}/admin/status", headers={"authorization": f"Basic {BASIC}"})
     status = ServerStatus.model_validate(response.json())
     assert response.headers["cache-control"] == "no-store"
     assert response.headers["x-content-type-options"] == "nosniff"
@@ -178,11 +181,11 @@ def test_a_refused_bundle_is_in_the_status(guarded: Server, admin: httpx.Client,
 def test_no_secret_is_ever_written_down(guarded: Server, admin: httpx.Client) -> None:
     """The token is sent in many ways, correct and incorrect."""
     for secret in (TOKEN, WRONG):
-        httpx.get(f"{guarded.url}/admin/status?token={secret}", headers={"authorization": secret})
-        httpx.get(f"{guarded.url}/admin/status", headers={"authorization": f"Bearer {secret}", "x-request-id": "last"})
-        httpx.get(f"{guarded.url}/unknowns", auth=("ada", secret))
-        httpx.post(f"{guarded.url}/admin/reload", headers={"authorization": f"Bearer {secret}", "origin": "null"})
-        httpx.post(f"{guarded.url}/admin/reload", headers={"authorization": f"Bearer {secret}", "x-api-key": secret})
+        http_get(f"{guarded.url}/admin/status?token={secret}", headers={"authorization": secret})
+        http_get(f"{guarded.url}/admin/status", headers={"authorization": f"Bearer {secret}", "x-request-id": "last"})
+        http_get(f"{guarded.url}/unknowns", auth=("ada", secret))
+        http_post(f"{guarded.url}/admin/reload", headers={"authorization": f"Bearer {secret}", "origin": "null"})
+        http_post(f"{guarded.url}/admin/reload", headers={"authorization": f"Bearer {secret}", "x-api-key": secret})
     lines = eventually(lambda: (text := guarded.log.read_text()).count('"request_id":"last"') == 2 and text)
     for secret in (TOKEN, WRONG):
         assert secret not in lines

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from serving.http.middleware import RequestMiddleware
 from serving.http.schemas import ErrorAnswer
 from serving.settings import Settings
-from tests.helpers_serving import Server, image_bytes
+from tests.helpers_serving import Server, http_get, image_bytes
 
 RED = image_bytes()
 
@@ -113,7 +113,7 @@ def test_a_web_socket_is_not_opened(server: Server) -> None:
         "sec-websocket-version": "13",
         "sec-websocket-key": "eA==",
     }
-    assert httpx.get(f"{server.url}/predict", headers=upgrade).status_code in (403, 405)
+    assert http_get(f"{server.url}/predict", headers=upgrade).status_code in (403, 405)
 
 
 async def _serve_anything(scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,7 +25,7 @@ from serving.inference import disconnect
 from serving.inference.loaded import LoadedModel
 from serving.inference.queue import InferenceQueue
 from serving.settings import Settings
-from tests.helpers_serving import image_bytes, saved
+from tests.helpers_serving import PATIENCE, image_bytes, saved
 from tests.serving.inference.test_queue import Watched
 
 RED = image_bytes()
@@ -45,7 +45,7 @@ def with_predictions(
         finally:
             await asyncio.to_thread(queue.close)
 
-    return asyncio.run(asyncio.wait_for(main(), 30))
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def request(receive: Receive, content_type: bytes = b"image/png", request_id: bytes = b"") -> Request:
@@ -158,7 +158,7 @@ def test_a_client_that_hangs_up_in_line_costs_nothing_more(
             watched.free.clear()
             watched.busy.clear()
             first = asyncio.ensure_future(predictions.one(request(sends(NOISE)), ANY))
-            await asyncio.to_thread(watched.busy.wait, 20)
+            await asyncio.to_thread(watched.busy.wait, PATIENCE)
             hangs_up = asyncio.Event()
             if path == "one":
                 waiting = asyncio.create_task(refusal(predictions.one(request(sends(NOISE, hangs_up)), ANY)))

@@ -7,6 +7,7 @@ from starlette.types import Message
 
 from serving.inference import disconnect
 from serving.inference.disconnect import DisconnectWatcher
+from tests.helpers_serving import PATIENCE
 
 
 def test_a_client_that_hangs_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +25,7 @@ def test_a_client_that_hangs_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         assert watcher.disconnected
         assert all(future.cancelled() for future in waiting)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def test_a_quick_answer_is_not_listened_for() -> None:

@@ -31,7 +31,7 @@ from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from serving.settings import Settings
 from tests.helpers_quarantine import arrival, arrivals, noise
-from tests.helpers_serving import saved
+from tests.helpers_serving import PATIENCE, saved
 from training.data.quarantined import MIN_IMAGES
 
 TOKEN = "f00dfacef00dface-token"
@@ -76,7 +76,7 @@ def address(model: Model) -> Iterator[str]:
 def off(address: str) -> Iterator[httpx.Client]:
     """A client without a quarantine, logged in as ada with the token."""
     ENGINE.keeper = None
-    with httpx.Client(base_url=address, headers=ADA, timeout=20) as opened:
+    with httpx.Client(base_url=address, headers=ADA, timeout=PATIENCE) as opened:
         yield opened
 
 

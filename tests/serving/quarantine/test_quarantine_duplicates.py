@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 from sklearn.datasets import load_sample_images
 
+from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
 from serving.quarantine.duplicates import (
     MOST_DIFFERENCE,
@@ -149,7 +150,7 @@ def test_all_sorts_of_files_are_looked_at() -> None:
     assert len(look.fingerprint) == 2 * 97
     assert _numbers(look.fingerprint)[-1] == pytest.approx(math.log2(9 / 5), abs=1e-3)
     assert summarize(saved(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "WEBP")).media_type == "image/webp"
-    with pytest.raises(OSError, match="cannot identify"):
+    with pytest.raises(ImageError, match="not an image"):
         summarize(b"no image")
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.helpers_quarantine import Place, Postgres, noise
-from tests.helpers_serving import COLOURS, Server, eventually, image_bytes, metric, saved, serving
+from tests.helpers_serving import COLOURS, Server, eventually, http_post, image_bytes, metric, saved, serving
 
 
 def settings(place: Place, **more: str) -> dict[str, str]:
@@ -18,7 +17,7 @@ def settings(place: Place, **more: str) -> dict[str, str]:
 
 def ask(server: Server, content: bytes) -> dict[str, object]:
     """Send over a new connection, so that either worker may answer."""
-    answered = httpx.post(f"{server.url}/predict", content=content)
+    answered = http_post(f"{server.url}/predict", content=content)
     assert answered.status_code == 200
     return dict(answered.json())
 
@@ -80,7 +79,7 @@ def test_without_its_database_answers_go_on(running_postgres: Postgres, bundle: 
             eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="database") >= 2)
         finally:
             running_postgres.start()
-        eventually(lambda: kept(server, 11), patience=30)
+        eventually(lambda: kept(server, 11))
         assert metric(server, "openworld_quarantine_dropped_total") == 0
         assert "secret" not in server.log.read_text()
     assert len(place.open().items()) == 11

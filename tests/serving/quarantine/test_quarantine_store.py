@@ -15,7 +15,7 @@ from serving.quarantine.caps import DAY
 from serving.quarantine.records import Caps, StoreError, UnknownIdError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
-from tests.helpers_serving import saved
+from tests.helpers_serving import PATIENCE, saved
 
 
 def test_everything_about_an_image_is_kept(place: Place, store: Store) -> None:
@@ -273,7 +273,7 @@ def test_two_processes_write_at_once(place: Place) -> None:
         assert writer.stdin is not None
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=PATIENCE) for writer in writers] == [0, 0]
     store = place.open()
     items = store.items()
     assert len(items) == 65

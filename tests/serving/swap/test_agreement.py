@@ -20,7 +20,7 @@ from serving.swap import leader as swap
 from serving.swap.agreement import BundleLocation, SwapState, WorkerGroup
 from serving.swap.follower import Follower
 from serving.swap.leader import SwapLeader
-from tests.helpers_serving import eventually
+from tests.helpers_serving import PATIENCE, eventually
 
 
 class FakeManifest:
@@ -81,7 +81,7 @@ def group(shelf: Shelf, tmp_path: Path) -> WorkerGroup:
 
 @pytest.fixture
 def swaps(group: WorkerGroup, shelf: Shelf) -> Iterator[SwapLeader]:
-    made = SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=10)
+    made = SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=PATIENCE)
     yield made
     made.close()
 
@@ -276,7 +276,7 @@ def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytes
     """By two workers at once; one of them leads."""
     monkeypatch.setattr(swap, "WATCH", 0.0)
     workers = [Worker(group), Worker(group)]
-    leaders = [SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=10) for _ in workers]
+    leaders = [SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=PATIENCE) for _ in workers]
     for worker, leader in zip(workers, leaders, strict=True):
         worker.follower.start(beside=leader.watch)
     for version in ("two", "three", "one"):
@@ -299,7 +299,7 @@ def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytes
 def test_a_path_is_copied_so_that_what_is_served_stays(group: WorkerGroup, start: Start, tmp_path: Path) -> None:
     path = write(tmp_path / "bundle", "two")
     worker = start()
-    swaps = SwapLeader(group, shelf=None, bundle=path, patience=10)
+    swaps = SwapLeader(group, shelf=None, bundle=path, patience=PATIENCE)
     swaps.reload().result()
     write(path, "three")
     assert Worker(group).version == worker.version == "two"
@@ -311,7 +311,7 @@ def alone(tmp_path: Path) -> Iterator[tuple[SwapLeader, Worker, Path]]:
     path = write(tmp_path / "bundle", "one")
     group = WorkerGroup.create(tmp_path / "home")
     group.publish(SwapState(serving=BundleLocation.of(group.copy_bundle(path))))
-    worker, swaps = Worker(group), SwapLeader(group, shelf=None, bundle=path, patience=10)
+    worker, swaps = Worker(group), SwapLeader(group, shelf=None, bundle=path, patience=PATIENCE)
     worker.follower.start()
     yield swaps, worker, path
     swaps.close()
@@ -369,7 +369,7 @@ def test_the_end_of_a_server_does_not_wait_for_a_swap(group: WorkerGroup, shelf:
     ended = threading.Thread(target=swaps.close)
     ended.start()
     with pytest.raises(RequestError):
-        swapped.result(timeout=10)
+        swapped.result(timeout=PATIENCE)
     ended.join()
 
 

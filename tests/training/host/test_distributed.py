@@ -19,7 +19,7 @@ from training.data.tasks import Batchable
 from training.host import distributed as together
 from training.host.device import channels_last_on_gpu, choose_device, has_room
 from training.host.distributed import Share
-from training.learn.augment import eight_views
+from training.learn.augment import rotated_views
 from training.store.checkpoint import load
 
 ROOT = Path(__file__).parents[3]
@@ -49,7 +49,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         alone = {case: learned(*case) for case in CASES}
         for method in METHODS:
             assert whole_run(folder / f"{method}-alone", method) == 0
-        _, errors = two.communicate(timeout=300)
+        _, errors = two.communicate(timeout=900)
     assert two.returncode == 0, errors
     return Both(folder, [torch.load(folder / f"learned-{number}.pt") for number in range(2)], alone)
 
@@ -131,10 +131,10 @@ def test_shares_cover_a_batch_once_and_are_empty_where_it_is_too_small(monkeypat
 def test_a_view_is_changed_as_it_would_be_in_the_joint_batch() -> None:
     images, classes = random_images(5, 3), torch.arange(5)
     torch.manual_seed(0)
-    whole, whole_classes = eight_views(images, classes, 5, Augmentation())
+    whole, whole_classes = rotated_views(images, classes, 5, Augmentation(), 2)
     share = Share(2, 4, 5)
     torch.manual_seed(0)
-    part, part_classes = eight_views(images[share.rows], classes[share.rows], 5, Augmentation(), share)
+    part, part_classes = rotated_views(images[share.rows], classes[share.rows], 5, Augmentation(), 2, share)
     rows = share.rows_of_copies(8, images.device)
     assert torch.equal(part, whole[rows])
     assert torch.equal(part_classes, whole_classes[rows])

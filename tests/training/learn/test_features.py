@@ -12,7 +12,8 @@ from models.masks.hat import UnitMask
 from models.network import Network
 from tests.helpers import FEATURES, HEAD, learn_task, tiny_network, tiny_task, unit_masks
 from training.config import Augmentation, FeatureLearning
-from training.learn.features import batch_sizes, learn_features
+from training.data.tasks import Batchable
+from training.learn.features import batch_sizes, batches, epoch_order, learn_features
 from training.learn.head import fit_head
 
 QUARTERS_OF_A_COSINE = [(1 + math.cos(math.pi * share)) / 2 for share in (0.125, 0.375, 0.625, 0.875)]
@@ -160,3 +161,29 @@ def test_the_loss_of_easy_images_falls() -> None:
     optimizer = torch.optim.Adam(network.trainable(0), lr=how.lr)
     losses = list(learn_features(network, 0, data, how, views, optimizer, range(10)))
     assert losses[-1] < losses[0] - 0.1
+
+
+def test_uneven_classes_are_drawn_equally_often() -> None:
+    torch.manual_seed(0)
+    local_classes = torch.tensor([0] * 40 + [1] * 5 + [2] * 10)
+    order = epoch_order(local_classes)
+    assert len(order) == 55
+    assert torch.bincount(local_classes[order]).tolist() == [18, 18, 19]
+    times = torch.bincount(order, minlength=55)
+    assert times[:40].max() == 1, "a part of the large class, none of it twice"
+    assert set(times[40:45].tolist()) == {3, 4}, "every image of a small class about equally often"
+    other = epoch_order(local_classes)
+    assert set(other[other < 40].tolist()) != set(order[order < 40].tolist()), "another part in each epoch"
+
+
+@pytest.mark.parametrize("counts", [(10, 10), (20, 10)])
+def test_classes_of_about_the_same_size_are_drawn_as_they_are(counts: tuple[int, int]) -> None:
+    order = epoch_order(torch.arange(2).repeat_interleave(torch.tensor(counts)))
+    assert sorted(order.tolist()) == list(range(sum(counts)))
+
+
+def test_the_batches_of_both_steps_are_balanced() -> None:
+    local_classes = torch.tensor([0] * 20 + [1] * 4)
+    data = Batchable(torch.zeros(24, 1, 8, 8, dtype=torch.uint8), local_classes)
+    seen = torch.cat([classes for _, classes, _ in batches(data, 5)])
+    assert torch.bincount(seen).tolist() == [12, 12]

@@ -1,0 +1,239 @@
+"""A bounded walk over the segments or chunks of an image file, before a decoder reads it.
+
+Pillow parses everything around the pixels in Python: a file of a few megabytes that consists of tiny segments, fill
+bytes or crafted metadata would occupy a thread for many seconds. So the number of segments is limited here, and what
+does not change the pixels (EXIF, XMP, colour profiles, comments, thumbnails, further pictures) is left out of what
+Pillow gets. The orientation is the only part of it that is used, and it is read here.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from serving.bundle.errors import ImageError
+
+MOST_SEGMENTS, BYTES_PER_SEGMENT = 4096, 2048
+"""A file may have this many segments, or one per so many bytes if that is more: encoders write chunks of 8 kB."""
+MOST_FILL = 1024
+"""Bytes between the segments of a JPEG file, which decoders skip one by one."""
+MOST_TABLES = 256 * 1024
+"""Bytes of a JPEG file's header without the application data; 3 kB are usual."""
+MOST_SCANS = 64
+"""Scans of a JPEG file. A progressive one has about ten; each further scan takes a few bytes of the file, and may make
+the decoder process all pixels again."""
+MOST_FRAMES = 4096
+"""Frames of a WebP animation: the decoder lists all of them before it decodes the first."""
+MOST_ENTRIES = 1024
+"""Entries of an EXIF directory; dozens are usual."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The outcome of the walk."""
+
+    content: bytes
+    """The file without the parts that do not change the pixels."""
+    orientation: int | None = None
+    """EXIF's: 1 is upright."""
+    scans: int = 1
+    """How often the decoder processes all pixels: the scans of a progressive JPEG file, each times its components."""
+
+
+def examine(content: bytes, kind: str) -> Structure:
+    """Walk over a file of this format; raises an ImageError if its structure exceeds a limit or makes no sense."""
+    return _WALKS[kind](content)
+
+
+def most_segments(size: int) -> int:
+    """The number of segments that a file of this size may have."""
+    return max(MOST_SEGMENTS, size // BYTES_PER_SEGMENT)
+
+
+# JPEG
+
+_SOI, _EOI, _SOS, _APP0, _APP1, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE, 0xFE
+_ALONE = frozenset((0x01, *range(0xD0, 0xD8)))
+"""Markers without a length, which mean nothing before the first scan."""
+_TABLES = frozenset((*range(0xC0, 0xC8), *range(0xC9, 0xD0), *range(0xDB, 0xE0)))
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+"""A marker that begins a segment: not an escaped 0xff, a restart marker or a fill byte."""
+_NO_FILL = re.compile(rb"\xff([\x01-\xfe])")
+
+
+def _jpeg(content: bytes) -> Structure:
+    kept, metadata = [b"\xff\xd8"], _Metadata()
+    place, fill, tables = 2, 0, 0
+    for _ in range(most_segments(len(content))):
+        # A bounded search: a long run of fill bytes is refused without looking for its end.
+        found = _NO_FILL.search(content, place, place + MOST_FILL + 2 - fill)
+        if found is None:
+            if place + MOST_FILL + 2 - fill >= len(content):
+                raise _broken("no scan", got=f"{len(content)} bytes of JPEG")
+            raise _broken("too much between segments", got=f"more than {MOST_FILL} bytes", allowed="none")
+        fill += found.start() - place
+        marker, start = content[found.end() - 1], found.end()
+        if marker in _ALONE:
+            place = start
+            continue
+        end = start + int.from_bytes(content[start : start + 2])
+        if marker == _SOS:
+            rest = content[found.start() :]
+            return Structure(b"".join((*kept, rest)), metadata.orientation(), _scans(rest))
+        if end < start + 2 or end > len(content):
+            raise _broken("incomplete segment", got=f"marker 0x{marker:02x} at byte {found.start()}")
+        if marker in _TABLES or (marker in (_APP0, _APP14) and content.startswith((b"JFIF", b"Adobe"), start + 2)):
+            tables += end - start
+            kept.append(content[found.start() : end])
+        elif marker == _APP1:
+            metadata.take(content[start + 2 : end])
+        elif not (_APP0 <= marker < _APP0 + 16 or marker == _COM):
+            raise _broken("unexpected marker", got=f"0x{marker:02x} at byte {found.start()}")
+        if tables > MOST_TABLES:
+            raise _broken("header too large", got=f"more than {MOST_TABLES} bytes of tables")
+        place = end
+    raise _too_many("segments", most_segments(len(content)))
+
+
+def _scans(content: bytes) -> int:
+    """The number of scans of one component up to the end marker: what is appended, such as a video, is not decoded."""
+    if content.count(b"\xff\xda") == 1:
+        return 1
+    scans, components, place = 0, 0, 0
+    for _ in range(MOST_SEGMENTS):
+        found = _MARKER.search(content, place)
+        if found is None or content[found.start() + 1] == _EOI:
+            return components
+        if content[found.start() + 1] == _SOS:
+            scans += 1
+            # After the length; at most 4 are allowed.
+            components += min(4, int.from_bytes(content[found.end() + 2 : found.end() + 3]))
+        if scans > MOST_SCANS:
+            break
+        # The length of the segment follows its marker.
+        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2])
+    allowed = f"up to {MOST_SCANS} scans in {MOST_SEGMENTS} segments"
+    raise ImageError("broken_image", "too many scans", got=f"at least {scans}", allowed=allowed)
+
+
+# PNG
+
+_PNG_HEAD = 8
+_PIXEL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
+_PNG_XMP = b"XML:com.adobe.xmp\0\0\0"
+"""The keyword of an uncompressed text, before its language and its translated keyword."""
+
+
+def _png(content: bytes) -> Structure:
+    metadata = _Metadata()
+    kept, place, dropped = [content[:_PNG_HEAD]], _PNG_HEAD, False
+    for _ in range(most_segments(len(content))):
+        if place + 8 > len(content):
+            # Pillow reports what is missing, if anything is.
+            return Structure(b"".join(kept) if dropped else content, metadata.orientation())
+        name = content[place + 4 : place + 8]
+        # Length, name, content and checksum.
+        end = place + 12 + int.from_bytes(content[place : place + 4])
+        if name in _PIXEL_CHUNKS:
+            kept.append(content[place:end])
+        elif name[0] & 32:
+            dropped = True
+            if name == b"eXIf":
+                metadata.take(_EXIF + content[place + 8 : end - 4].removeprefix(_EXIF))
+            elif name == b"iTXt" and content.startswith(_PNG_XMP, place + 8):
+                metadata.take(_XMP + content[place + 8 + len(_PNG_XMP) : end - 4])
+        else:
+            raise _broken("unexpected chunk", got=f"{name!r} at byte {place}")
+        if name == b"IEND":
+            end = len(content)
+        place = end
+    raise _too_many("chunks", most_segments(len(content)))
+
+
+# WebP
+
+_WEBP_HEAD = 12
+
+
+def _webp(content: bytes) -> Structure:
+    metadata, place, frames = _Metadata(), _WEBP_HEAD, 0
+    for _ in range(most_segments(len(content))):
+        if place + 8 > len(content):
+            return Structure(content, metadata.orientation())
+        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+        frames += name == b"ANMF"
+        if frames > MOST_FRAMES:
+            raise _too_many("frames", MOST_FRAMES)
+        if name == b"EXIF":
+            metadata.take(_EXIF + content[place + 8 : place + 8 + size].removeprefix(_EXIF))
+        elif name == b"XMP ":
+            metadata.take(_XMP + content[place + 8 : place + 8 + size])
+        # Chunks have an even length.
+        place += 8 + size + size % 2
+    raise _too_many("chunks", most_segments(len(content)))
+
+
+def _bmp(content: bytes) -> Structure:
+    """A BMP file has no segments, and no orientation."""
+    return Structure(content)
+
+
+_WALKS: dict[str, Callable[[bytes], Structure]] = {"JPEG": _jpeg, "PNG": _png, "WEBP": _webp, "BMP": _bmp}
+
+# Metadata
+
+_ORIENTATION_TAG = 0x0112
+_NUMBERS = {1: "B", 3: "H", 4: "I"}
+"""EXIF's types of whole numbers, which fit into an entry: 8, 16 and 32 bits."""
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+
+
+class _Metadata:
+    """The first EXIF and the first XMP block of a file."""
+
+    def __init__(self) -> None:
+        self._exif: bytes | None = None
+        self._xmp: bytes | None = None
+
+    def take(self, block: bytes) -> None:
+        if self._exif is None and block.startswith(_EXIF):
+            self._exif = block[len(_EXIF) :]
+        elif self._xmp is None and block.startswith(_XMP):
+            self._xmp = block[len(_XMP) :]
+
+    def orientation(self) -> int | None:
+        """The orientation that EXIF gives, or else XMP; None where neither gives a number."""
+        if self._exif is not None and (orientation := exif_orientation(self._exif)) is not None:
+            return orientation
+        found = _XMP_ORIENTATION.search(self._xmp) if self._xmp is not None else None
+        return int(found[1]) if found else None
+
+
+def exif_orientation(exif: bytes) -> int | None:
+    """The orientation in the first directory of an EXIF block (a TIFF file); None if there is none or it is damaged."""
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return None
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (entries,) = struct.unpack_from(f"{order}H", exif, start)
+        for entry in range(min(entries, MOST_ENTRIES)):
+            tag, kind, count = struct.unpack_from(f"{order}HHI", exif, start + 2 + 12 * entry)
+            if tag == _ORIENTATION_TAG and kind in _NUMBERS and count == 1:
+                (orientation,) = struct.unpack_from(order + _NUMBERS[kind], exif, start + 10 + 12 * entry)
+                return int(orientation)
+    except struct.error:
+        # A photograph with a damaged EXIF block is still usable.
+        pass
+    return None
+
+
+def _broken(problem: str, *, got: str, allowed: str = "a complete, undamaged file") -> ImageError:
+    return ImageError("broken_image", problem, got=got, allowed=allowed)
+
+
+def _too_many(what: str, most: int) -> ImageError:
+    return _broken(f"too many {what}", got=f"more than {most}", allowed=f"up to {most}")

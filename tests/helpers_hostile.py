@@ -1,0 +1,250 @@
+"""Image files whose structure makes a decoder work: many tiny segments, crafted metadata, many scans and frames.
+
+`worst_known` has the files that once took seconds; `hostile` draws others at random from the same building blocks.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+from PIL import Image
+
+from tests.helpers_serving import png, saved
+
+SIZE = 10 * 1024 * 1024 - 8 * 1024
+"""Bytes of padding: with the image around it, a file stays just below the default limit."""
+
+SIDES = ((8, 8), (64, 64), (1000, 1000), (4000, 4000), (16_384, 976), (1, 16_384))
+
+
+def segment(marker: int, body: bytes = b"") -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+
+def chunk(name: bytes, body: bytes = b"") -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def riff(name: bytes, body: bytes = b"") -> bytes:
+    return name + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2)
+
+
+def directory(entries: int, *, kind: int = 7, count: int = 4, tag: int = 1) -> bytes:
+    """A TIFF directory whose entries all refer to the same data."""
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", entries)
+    listed = (struct.pack("<HHII", (tag + number) % 65_536, kind, count, 0) for number in range(entries))
+    return head + b"".join(listed) + bytes(4)
+
+
+def fitted(unit: bytes, size: int) -> bytes:
+    """The unit again and again, within so many bytes."""
+    return unit * (size // len(unit))
+
+
+# What may come between the first bytes of a file and its pixels, by name. Each takes the bytes that it may use.
+Filling = Callable[[int], bytes]
+
+JPEG_FILLINGS: dict[str, Filling] = {
+    "fill": lambda size: b"\xff" * size,
+    "junk": lambda size: b"\x17" * size,
+    "escaped": lambda size: fitted(b"\xff\x00", size),
+    "restarts": lambda size: fitted(b"\xff\xd0", size),
+    "application": lambda size: fitted(segment(0xE5), size),
+    "comments": lambda size: fitted(segment(0xFE), size),
+    "intervals": lambda size: fitted(segment(0xDD, b"\0\0"), size),
+    "tables": lambda size: fitted(segment(0xDB, (b"\0" + bytes(range(1, 65))) * 1000), size),
+    "huffman": lambda size: fitted(segment(0xC4, b"\x0f" + bytes(16)), size),
+    "components": lambda size: fitted(segment(0xDE, struct.pack(">BHHB", 8, 8, 8, 3) + bytes(65_000)), size),
+    "photoshop": lambda size: fitted(segment(0xED, b"Photoshop 3.0\0" + (b"8BIM\x04\x04\0\0" + bytes(4)) * 5400), size),
+    "profiles": lambda size: fitted(segment(0xE2, b"ICC_PROFILE\0\x01\xff" + bytes(65_000)), size),
+    "exif": lambda size: fitted(segment(0xE1, b"Exif\0\0" + directory(5400)), size),
+    "long exif": lambda size: (
+        segment(0xE1, b"Exif\0\0" + directory(5400, count=60_000))
+        + fitted(segment(0xE1, b"Exif\0\0" + bytes(65_000)), size - 65_536)
+    ),
+    "pictures": lambda size: segment(0xE2, b"MPF\0" + directory(5400, count=60_000)),
+    "xmp": lambda size: fitted(segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + b"tiff:Orientation>" * 3800), size),
+    "thumbnail": lambda size: segment(0xE0, b"JFXX\0\x10" + saved(Image.new("RGB", (900, 900)), "JPEG")),
+}
+
+PNG_FILLINGS: dict[str, Filling] = {
+    "empty chunks": lambda size: fitted(chunk(b"teSt"), size),
+    "empty data": lambda size: fitted(chunk(b"IDAT"), size),
+    "texts": lambda size: fitted(chunk(b"tEXt", b"a\0b"), size),
+    "long text": lambda size: chunk(b"tEXt", b"a\0" + b"x" * size),
+    "compressed texts": lambda size: fitted(chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000), 9)), size),
+    "profiles": lambda size: fitted(chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000), 9)), size),
+    "palettes": lambda size: fitted(chunk(b"PLTE", bytes(768)), size),
+    "transparency": lambda size: fitted(chunk(b"tRNS", b"\0\1"), size),
+    "exif": lambda size: chunk(b"eXIf", directory(65_000, count=max(1, size - 800_000)) + bytes(size - 800_000)),
+    "raw exif": lambda size: chunk(b"tEXt", b"Raw profile type exif\0\nexif\n  9\n" + b"45" * (size // 2)),
+    "xmp": lambda size: chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + fitted(b"tiff:Orientation>", size)),
+    "frames": lambda size: (
+        chunk(b"acTL", struct.pack(">II", 100_000, 0))
+        + fitted(chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, 1, 1, 0, 0, 1, 1, 0, 0)), size)
+    ),
+    "headers": lambda size: fitted(chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)), size),
+}
+
+WEBP_FILLINGS: dict[str, Filling] = {
+    "empty chunks": lambda size: fitted(riff(b"none"), size),
+    "frames": lambda size: fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), size),
+    "exif": lambda size: riff(b"EXIF", directory(65_000, count=max(1, size - 800_000)) + bytes(size - 800_000)),
+    "xmp": lambda size: riff(b"XMP ", fitted(b"tiff:Orientation>", size)),
+    "profile": lambda size: riff(b"ICCP", bytes(size)),
+    "alphas": lambda size: fitted(riff(b"ALPH", b"\0"), size),
+}
+
+
+@cache
+def picture(size: tuple[int, int], mode: str, noisy: bool = False) -> Image.Image:
+    """Flat, or as large in bytes as an image within the limits can be."""
+    if noisy:
+        side = np.random.default_rng(0).integers(0, 256, (min(size[1], 1500), min(size[0], 1500), 3), dtype=np.uint8)
+        return Image.fromarray(side).convert(mode)
+    return Image.new(mode, size, 128)
+
+
+def jpeg_with(filling: bytes, size: tuple[int, int] = (8, 8), **options: object) -> bytes:
+    content = saved(picture(size, "RGB"), "JPEG", **options)
+    return content[:2] + filling + content[2:]
+
+
+def png_with(filling: bytes, size: tuple[int, int] = (8, 8), mode: str = "RGB", *, last: bool = False) -> bytes:
+    content = saved(picture(size, mode), "PNG", compress_level=1)
+    place = len(content) - 12 if last else 33
+    return content[:place] + filling + content[place:]
+
+
+def webp_with(filling: bytes, size: tuple[int, int] = (8, 8), *, first: bool = False) -> bytes:
+    """In the extended format, with the filling before or after the image."""
+    image = saved(picture(size, "RGB"), "WEBP", method=0, quality=1)[12:]
+    flags = 0x08 | 0x04 | 0x20 | (0x02 if b"ANMF" in filling[:4] else 0)
+    head = riff(b"VP8X", bytes((flags, 0, 0, 0)) + _three(size[0] - 1) + _three(size[1] - 1))
+    if b"ANMF" in filling[:4]:
+        head += riff(b"ANIM", bytes(6))
+        image = riff(b"ANMF", bytes(6) + _three(size[0] - 1) + _three(size[1] - 1) + bytes(4) + image)
+    body = b"WEBP" + head + (filling + image if first else image + filling)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _three(number: int) -> bytes:
+    return number.to_bytes(3, "little")
+
+
+def with_scans(more: int, *, size: tuple[int, int] = (1000, 1000), mode: str = "L", noisy: bool = False) -> bytes:
+    """A progressive JPEG whose last scan comes again and again: 12 bytes each if it is flat, for all pixels."""
+    content = saved(picture(size, mode, noisy), "JPEG", progressive=True, quality=10)
+    last = content.rindex(b"\xff\xda")
+    return content[:-2] + content[last:-2] * more + content[-2:]
+
+
+def with_profiles(count: int) -> bytes:
+    """A PNG with colour profiles of one megabyte each, compressed to a kilobyte."""
+    profile = chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1024 * 1024 - 10), 9))
+    return png_with(profile * count, (4, 4), "L")
+
+
+def run_lengths(side: int, *, bits: int = 8) -> bytes:
+    """A BMP that is compressed: a pixel and the end of the line, for each line."""
+    body = b"\x01\x00\x00\x00" * side + b"\0\1"
+    return bmp(side, side, bits, body, compression={8: 1, 4: 2}[bits], colours=2**bits)
+
+
+def bmp(width: int, height: int, bits: int, body: bytes, *, compression: int = 0, colours: int = 0) -> bytes:
+    start = 14 + 40 + 4 * colours
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, compression, len(body), 0, 0, colours, 0)
+    return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + header + bytes(4 * colours) + body
+
+
+def adam7(width: int, height: int, *, depth: int = 16, colour: int = 6) -> bytes:
+    """An interlaced PNG: seven passes over its pixels."""
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    raw = bytearray()
+    for left, top, across, down in passes:
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        if columns > 0 and rows > 0:
+            # Paeth's filter is the slowest.
+            raw += (b"\x04" + bytes(columns * channels * depth // 8)) * rows
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 1)
+    return png((b"IHDR", header), (b"IDAT", zlib.compress(bytes(raw), 1)))
+
+
+def worst_known() -> Iterator[tuple[str, bytes]]:
+    """Files that took seconds before there were limits, each about as large as the server accepts."""
+    for name, filling in JPEG_FILLINGS.items():
+        yield f"JPEG {name}", jpeg_with(filling(SIZE))
+    for name, filling in PNG_FILLINGS.items():
+        for last in (False, True):
+            yield f"PNG {name}{' at the end' if last else ''}", png_with(filling(SIZE), last=last)
+    for name, filling in WEBP_FILLINGS.items():
+        yield f"WebP {name}", webp_with(filling(SIZE))
+    yield "JPEG 1,000 scans", with_scans(1000)
+    yield "BMP run lengths", run_lengths(4000)
+    yield "PNG 1 x 16,000,000", png_with(b"", (1, 16_000_000), "RGBA")
+
+
+def expensive(side: int = 4000) -> Iterator[tuple[str, bytes]]:
+    """Files within every limit that take as long as possible."""
+    size = (side, side)
+    for more in (6, 10, 27, 53):
+        yield f"JPEG {more} more scans", with_scans(more, size=size)
+        yield f"JPEG {more} more scans of noise", with_scans(more, size=size, mode="RGB", noisy=True)
+    yield "JPEG progressive", saved(picture(size, "RGB"), "JPEG", progressive=True)
+    yield "JPEG noise", saved(picture((1500, 1500), "RGB", noisy=True), "JPEG", quality=100, progressive=True)
+    yield "JPEG CMYK", saved(picture(size, "RGB").convert("CMYK"), "JPEG", progressive=True)
+    yield "JPEG sideways", jpeg_with(segment(0xE1, b"Exif\0\0" + _turned(6)), size)
+    yield "PNG interlaced", adam7(*size)
+    yield "PNG interlaced grey and alpha", adam7(*size, colour=4)
+    for mode in ("RGBA", "LA", "I;16", "1"):
+        yield f"PNG {mode}", png_with(chunk(b"eXIf", _turned(5)), size, mode)
+    yield "PNG transparent colour", png_with(chunk(b"tRNS", bytes(6)), size)
+    yield "PNG data in pieces", png_with(fitted(chunk(b"IDAT"), 12 * 4000), size)
+    yield "WebP", saved(picture(size, "RGB"), "WEBP", method=0)
+    yield "WebP noise", saved(picture((1500, 1500), "RGB", noisy=True), "WEBP", method=0, quality=100)
+    yield "WebP lossless noise", saved(picture((1500, 1500), "RGB", noisy=True), "WEBP", method=0, lossless=True)
+    yield "WebP lossless", saved(picture(size, "RGBA"), "WEBP", method=0, lossless=True)
+    yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), size)
+    yield "BMP", bmp(*size, 1, bytes(size[0] * size[1] // 8), colours=2)
+    yield "BMP 16 bits", bmp(2200, 2200, 16, bytes(2200 * 2200 * 2))
+
+
+def _turned(orientation: int) -> bytes:
+    return b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0) + bytes(4)
+
+
+def hostile(noise: random.Random) -> tuple[str, bytes]:
+    """One file at random: an image of some size with one or two fillings of some length."""
+    size = noise.choice(SIDES)
+    kind = noise.choice(("JPEG", "PNG", "WebP", "JPEG scans"))
+    if kind == "JPEG scans":
+        more = noise.randrange(60)
+        return f"{size[0]} x {size[1]} JPEG {more} scans", with_scans(more, size=size, mode=noise.choice(("L", "RGB")))
+    fillings = {"JPEG": JPEG_FILLINGS, "PNG": PNG_FILLINGS, "WebP": WEBP_FILLINGS}[kind]
+    chosen = noise.sample(sorted(fillings), noise.choice((1, 1, 2)))
+    length = noise.choice((70_000, 1_000_000, SIZE // 2)) if len(chosen) == 2 else noise.choice((1_000_000, SIZE))
+    filling = b"".join(fillings[name](max(length, 900_000)) for name in chosen)
+    if kind == "JPEG":
+        content = jpeg_with(filling, size, progressive=noise.random() < 0.5)
+    elif kind == "PNG":
+        mode = noise.choice(("RGB", "RGBA", "L", "LA", "I;16"))
+        content = png_with(filling, size, mode, last=noise.random() < 0.5)
+    else:
+        content = webp_with(filling, (min(size[0], 16_383), min(size[1], 16_383)), first=noise.random() < 0.5)
+    if noise.random() < 0.3:
+        content = _flipped(content, noise)
+    return f"{size[0]} x {size[1]} {kind} {' and '.join(chosen)}", content
+
+
+def _flipped(content: bytes, noise: random.Random) -> bytes:
+    """A few bytes of the header changed."""
+    changed = bytearray(content)
+    for _ in range(noise.randrange(1, 8)):
+        changed[noise.randrange(2, min(len(changed), 4000))] = noise.randrange(256)
+    return bytes(changed)

@@ -1,0 +1,175 @@
+"""The walk over the segments of a file: hostile structures are refused in milliseconds, photographs are unchanged."""
+
+from __future__ import annotations
+
+import io
+import struct
+import time
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.bundle.errors import ImageError
+from serving.bundle.manifest import ImageSpec
+from serving.bundle.pixels import MOST_SCANNED, Limits, decode, open_image, to_pixels
+from serving.bundle.structure import MOST_FILL, MOST_SEGMENTS, examine, exif_orientation, most_segments
+from serving.quarantine.api.pictures import thumbnail
+from serving.quarantine.duplicates import summarize
+from tests.helpers_hostile import (
+    chunk,
+    directory,
+    jpeg_with,
+    png_with,
+    riff,
+    segment,
+    webp_with,
+    with_profiles,
+    with_scans,
+    worst_known,
+)
+from tests.helpers_serving import saved
+
+SPEC = ImageSpec(height=8, width=8, mode="RGB")
+MOST_SECONDS = 0.5
+"""Of processor time. Before there were limits, most of these files took 1 to 17 seconds; now all take less than 0.2."""
+
+
+def test_no_known_file_takes_long() -> None:
+    """For an answer, for the quarantine's fingerprint and for its thumbnail."""
+    slowest, refused = {}, {}
+    for name, content in worst_known():
+        for read in (lambda content: to_pixels(open_image(content), SPEC), summarize, thumbnail):
+            started = time.thread_time()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    read(content)
+                except ImageError as error:
+                    refused[name] = error.code
+            slowest[name] = max(slowest.get(name, 0.0), time.thread_time() - started)
+            if name in refused:
+                # What the server refuses is never stored.
+                break
+    assert {name: seconds for name, seconds in slowest.items() if seconds > MOST_SECONDS} == {}
+    assert set(refused.values()) == {"broken_image", "unsupported_image", "too_many_pixels"}
+    assert not {"JPEG exif", "JPEG pictures", "PNG exif", "WebP exif"} & set(refused)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jpeg_with(segment(0xE5) * (MOST_SEGMENTS + 1)),
+        jpeg_with(segment(0xDD, b"\0\0") * (MOST_SEGMENTS + 1)),
+        jpeg_with(b"\xff\xd0" * (MOST_SEGMENTS + 1)),
+        png_with(chunk(b"teSt") * (MOST_SEGMENTS + 1)),
+        png_with(chunk(b"IDAT") * (MOST_SEGMENTS + 1)),
+        webp_with(riff(b"none") * (MOST_SEGMENTS + 1)),
+    ],
+    ids=["application", "interval", "restart", "ancillary", "data", "webp"],
+)
+def test_the_number_of_segments_is_limited(content: bytes) -> None:
+    with pytest.raises(ImageError, match=f"too many .*: got more than {MOST_SEGMENTS}; allowed: up to {MOST_SEGMENTS}"):
+        open_image(content)
+
+
+def test_a_larger_file_may_have_more_segments() -> None:
+    """An encoder that writes chunks of 2 kB is not refused."""
+    assert most_segments(1000) == MOST_SEGMENTS
+    assert most_segments(100 * 1024 * 1024) == 51_200
+    text = chunk(b"tEXt", b"a\0" + bytes(4000))
+    assert open_image(png_with(text * 2500)).size == (8, 8)
+
+
+def test_fill_between_segments_is_limited() -> None:
+    assert open_image(jpeg_with(b"\xff" * MOST_FILL)).size == (8, 8)
+    for fill in (b"\xff" * (MOST_FILL + 1), b"\xff\x00" * 600, b"\xff" * 600 + segment(0xFE) + b"\xff" * 600):
+        with pytest.raises(ImageError, match=f"between segments: got more than {MOST_FILL} bytes"):
+            open_image(jpeg_with(fill))
+
+
+def test_the_tables_of_a_jpeg_are_limited() -> None:
+    with pytest.raises(ImageError, match="header too large"):
+        open_image(jpeg_with(segment(0xDB, (b"\0" + bytes(range(1, 65))) * 1000) * 5))
+
+
+def test_the_pixels_of_all_scans_together_are_limited() -> None:
+    side = int((MOST_SCANNED / 30) ** 0.5)
+    with pytest.raises(ImageError, match=f"up to {MOST_SCANNED} pixels in all scans"):
+        open_image(with_scans(30, size=(side, side)), Limits(pixels=side * side))
+    # The same number of scans of fewer pixels.
+    assert open_image(with_scans(30, size=(100, 100))).size == (100, 100)
+
+
+def test_only_what_changes_the_pixels_reaches_the_decoder() -> None:
+    metadata = (
+        segment(0xE1, b"Exif\0\0" + directory(9)) + segment(0xE2, b"ICC_PROFILE\0\x01\x01") + segment(0xFE, b"hi")
+    )
+    assert examine(jpeg_with(metadata), "JPEG").content == jpeg_with(b"")
+    assert examine(png_with(chunk(b"tEXt", b"a\0b") + chunk(b"iCCP", b"bad")), "PNG").content == png_with(b"")
+    assert examine(png_with(b"") + b"appended" * 100, "PNG").content.rstrip(b"appended") == png_with(b"")
+    assert decode(with_profiles(200)).info.get("icc_profile") is None
+
+
+def test_colours_do_not_change() -> None:
+    """Adobe's segment, palettes and transparent colours are kept."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8))
+    exif = noise.getexif()
+    exif[0x010F] = "maker"
+    files = [
+        saved(noise.convert("CMYK"), "JPEG", exif=exif, comment=b"c"),
+        saved(noise, "JPEG", exif=exif, keep_rgb=True),
+        saved(noise, "JPEG", exif=exif, progressive=True, icc_profile=b"icc" * 1000),
+        saved(noise.quantize(17), "PNG", exif=exif, transparency=3),
+        saved(noise, "PNG", exif=exif, transparency=(1, 2, 3)),
+        saved(noise.convert("RGBA"), "WEBP", exif=exif, lossless=True),
+    ]
+    for content in files:
+        with Image.open(io.BytesIO(content)) as expected:
+            ours = decode(content)
+            assert ours.mode == expected.mode
+            assert ours.info.get("transparency") == expected.info.get("transparency")
+            assert ours.convert("RGBA").tobytes() == expected.convert("RGBA").tobytes()
+
+
+def turned(orientation: int, *, order: str = "<", kind: int = 3) -> bytes:
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IH", 8, 2)
+    number = struct.pack(order + {3: "H", 4: "I"}[kind], orientation).ljust(4, b"\0")
+    other = struct.pack(f"{order}HHII", 0x010F, 2, 4, 0)
+    return head + other + struct.pack(f"{order}HHI", 0x0112, kind, 1) + number + bytes(4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", [3, 4])
+def test_the_orientation_is_read_in_both_byte_orders(order: str, kind: int) -> None:
+    assert exif_orientation(turned(6, order=order, kind=kind)) == 6
+
+
+@pytest.mark.parametrize(
+    "exif", [b"", b"II", b"XX*\0\x08\0\0\0", turned(6)[:20], b"II*\0\xff\xff\xff\xff", directory(0)]
+)
+def test_damaged_exif_has_no_orientation(exif: bytes) -> None:
+    assert exif_orientation(exif) is None
+
+
+def test_the_orientation_is_found_wherever_the_format_has_it() -> None:
+    xmp = b'<x:xmpmeta><rdf tiff:Orientation="8"/>'
+    files = {
+        "JPEG EXIF": jpeg_with(segment(0xE1, b"Exif\0\0" + turned(6))),
+        "JPEG XMP": jpeg_with(segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp)),
+        "PNG EXIF": png_with(chunk(b"eXIf", turned(6))),
+        "PNG EXIF after the pixels": png_with(chunk(b"eXIf", turned(6)), last=True),
+        "PNG XMP": png_with(chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp)),
+        "WebP EXIF": webp_with(riff(b"EXIF", turned(6))),
+        "WebP XMP": webp_with(riff(b"XMP ", xmp)),
+    }
+    for name, content in files.items():
+        kind = {"J": "JPEG", "P": "PNG", "W": "WEBP"}[name[0]]
+        assert examine(content, kind).orientation == (8 if "XMP" in name else 6), name
+        assert open_image(content).size == (8, 8)
+
+
+def test_exif_wins_over_xmp() -> None:
+    xmp = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + b"<tiff:Orientation>8")
+    assert examine(jpeg_with(xmp + segment(0xE1, b"Exif\0\0" + turned(3))), "JPEG").orientation == 3
