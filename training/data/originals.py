@@ -14,7 +14,7 @@ from PIL import Image
 
 from serving.bundle.pixels import Limits, open_image
 
-PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
+PHOTOS = Limits(size=1 << 30, pixels=175_000_000, side=1 << 16, memory=700_000_000)
 """Training images are trusted: photographs of any size, up to what Pillow calls a decompression bomb."""
 
 

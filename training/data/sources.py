@@ -80,7 +80,7 @@ class Sources:
     def _load_unknowns(self, lesson: Lesson) -> Source:
         given = self._quarantine
         applies = given is not None and (lesson == self.config.lessons[-1] or lesson.data == given.public)
-        return load_unknowns(lesson, self.config, given if applies else None)
+        return load_unknowns(lesson, self.config, given if applies else None, self._encoder)
 
 
 def _joint(config: RunConfig, found: list[tuple[Lesson, Source]]) -> Source:
