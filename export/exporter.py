@@ -48,7 +48,7 @@ from training.learn.decisions import AUTO
 from training.run import Run, RunError, open_run
 from training.show.suggest import unknown_name
 
-GOLDEN_IMAGES = 8
+GOLDEN_IMAGES, GOLDEN_PHOTOS = 8, 3
 VERIFIED_IMAGES = 21
 EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
@@ -186,6 +186,8 @@ class TrunkExporter(Exporter):
 
     def __init__(self, run: Run, folder: Path, evidence: Evidence, trunk: Trunk) -> None:
         super().__init__(run, folder, evidence, cascade="off")
+        # Images of the size of a photo are not small beside the classifier.
+        self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
         self.trunk = trunk
         self.decider = run.need_pooled()
 
@@ -199,7 +201,7 @@ class TrunkExporter(Exporter):
         write_trunk(self.folder, self.trunk, self.decider.classifier)
         pixels = synthetic_images(self.run.config.preset.image, VERIFIED_IMAGES)
         answers, self.verification["fp32"] = verify_trunk(self.folder, self.decider, pixels, self.evidence)
-        self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in answers.items()})
+        self.keep("fp32", {name: values[:GOLDEN_PHOTOS] for name, values in answers.items()})
 
     @property
     def trunk_info(self) -> TrunkInfo:
