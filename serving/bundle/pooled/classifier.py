@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from serving.bundle.pooled.forms import LowRankForm, PreparedForm
 from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import PooledSettings
-from serving.bundle.pooled.solution import Solution, class_distances, solve
+from serving.bundle.pooled.solution import class_distances, discriminant, ridge_weights
 from serving.bundle.pooled.statistics import Statistics
 
 Array = NDArray[np.floating[Any]]
@@ -40,25 +40,21 @@ class PooledClassifier:
     @classmethod
     def fit(cls, statistics: Statistics, settings: PooledSettings) -> PooledClassifier:
         """The classifier of all classes in the statistics."""
-        return cls.of(solve(statistics, settings.shrinkage, settings.ridge), statistics.class_ids, settings)
-
-    @classmethod
-    def of(cls, solution: Solution, class_ids: NDArray[np.int64], settings: PooledSettings) -> PooledClassifier:
-        """What is kept of the exact solution."""
-        variances = np.diag(solution.within)
+        lda = discriminant(statistics, settings.shrinkage)
+        variances = np.diag(lda.within)
         forms: dict[str, LowRankForm] = {
             name: LowRankForm.of(matrix, variances, settings.rank)
             for name in settings.unknown_names
-            if (matrix := solution.form(name)) is not None
+            if (matrix := lda.form(name)) is not None
         }
         return cls(
-            projection=solution.projection,
+            projection=statistics.projection,
             settings=settings,
-            class_ids=class_ids,
-            center=solution.center.astype(np.float32),
-            lda_weights=solution.lda_weights.astype(np.float32),
-            lda_bias=solution.lda_bias.astype(np.float32),
-            ridge_weights=solution.ridge_weights.astype(np.float32),
+            class_ids=statistics.class_ids.copy(),
+            center=lda.center.astype(np.float32),
+            lda_weights=lda.weights.astype(np.float32),
+            lda_bias=lda.bias.astype(np.float32),
+            ridge_weights=ridge_weights(statistics, settings.ridge).astype(np.float32),
             forms=forms,
         )
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import UnknownScore
 from serving.bundle.pooled.statistics import Statistics, StatisticsError
 
@@ -27,42 +26,31 @@ LEAST_VARIANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Solution:
-    """Weights of both classifiers and the covariances of the unknown scores, exact and in float64."""
+class Discriminant:
+    """Linear discriminant analysis of encoded vectors, and the covariances of the unknown scores."""
 
-    projection: Projection
     center: Matrix  # [dim], m
     within: Matrix  # [dim, dim], S_w
     total: Matrix  # [dim, dim], S_t
-    lda_weights: Matrix  # [classes, dim]
-    lda_bias: Matrix  # [classes]
-    ridge_weights: Matrix  # [classes, length]
+    weights: Matrix  # [classes, dim]
+    bias: Matrix  # [classes]
 
-    @cached_property
-    def within_inverse(self) -> Matrix:
-        return np.linalg.inv(self.within)
-
-    @cached_property
-    def total_inverse(self) -> Matrix:
-        return np.linalg.inv(self.total)
-
-    def lda(self, encoded: Array) -> Matrix:
+    def outputs(self, encoded: Array) -> Matrix:
         """m_c' S_w^-1 (x - m) - m_c' S_w^-1 m_c / 2 with m_c relative to m, for vectors [n, dim]: [n, classes]."""
-        outputs: Matrix = (encoded - self.center) @ self.lda_weights.T + self.lda_bias
-        return outputs
-
-    def ridge(self, encoded: Array) -> Matrix:
-        """Ridge regression of the one-hot classes on phi(x): [n, classes]."""
-        outputs: Matrix = self.projection.expand(encoded) @ self.ridge_weights.T
+        outputs: Matrix = (encoded - self.center) @ self.weights.T + self.bias
         return outputs
 
     def form(self, name: UnknownScore) -> Matrix | None:
         """The matrix A of the part (x - m)' A (x - m) of a distance that is the same for all classes."""
         if name == "mahalanobis":
-            return self.within_inverse
+            return self._within_inverse
         if name == "relative":
-            return self.within_inverse - self.total_inverse
+            return self._within_inverse - np.linalg.inv(self.total)
         return None
+
+    @cached_property
+    def _within_inverse(self) -> Matrix:
+        return np.linalg.inv(self.within)
 
 
 def class_distances(name: UnknownScore, lda: Array, ridge: Array, forms: Mapping[str, Array]) -> Array:
@@ -79,36 +67,32 @@ def class_distances(name: UnknownScore, lda: Array, ridge: Array, forms: Mapping
     return distances
 
 
-def solve(statistics: Statistics, shrinkage: float, ridge: float) -> Solution:
-    """Both classifiers of all classes in the statistics."""
+def discriminant(statistics: Statistics, shrinkage: float) -> Discriminant:
+    """Linear discriminant analysis of all classes in the statistics; the expansion of the vectors is not used."""
     if statistics.images == 0:
-        raise StatisticsError("solve: the statistics are of 0 images; allowed: 1 or more")
-    dim = statistics.projection.dim
-    images = statistics.images
+        raise StatisticsError("discriminant: the statistics are of 0 images; allowed: 1 or more")
+    dim, images = statistics.projection.dim, statistics.images
     gram = statistics.gram[:dim, :dim]
     sums, means = statistics.sums[:, :dim], statistics.means[:, :dim]
     center = sums.sum(axis=0) / images
     within = shrunk((gram - sums.T @ means) / max(images - len(means), 1), shrinkage)
     total = shrunk((gram - images * np.outer(center, center)) / max(images - 1, 1), shrinkage)
     centred = means - center
-    lda_weights = np.linalg.solve(within, centred.T).T
-    return Solution(
-        projection=statistics.projection,
-        center=center,
-        within=within,
-        total=total,
-        lda_weights=lda_weights,
-        lda_bias=-(lda_weights * centred).sum(axis=1) / 2,
-        ridge_weights=ridge_weights(statistics, ridge),
-    )
+    weights = np.linalg.solve(within, centred.T).T
+    return Discriminant(center, within, total, weights, -(weights * centred).sum(axis=1) / 2)
 
 
 def ridge_weights(statistics: Statistics, ridge: float) -> Matrix:
-    """(sum phi phi' + l I)^-1 sum phi y', [classes, length]; l is `ridge` times the mean squared length of phi."""
-    penalty = ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
+    """Ridge regression of the one-hot classes on phi(x): (sum phi phi' + l I)^-1 sum phi y', [classes, length]."""
+    return np.linalg.solve(ridge_matrix(statistics, ridge), statistics.sums.T).T
+
+
+def ridge_matrix(statistics: Statistics, ridge: float) -> Matrix:
+    """sum phi phi' + l I, [length, length], where l is `ridge` times the mean squared length of phi."""
     matrix = statistics.gram.copy()
+    penalty = ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
     matrix[np.diag_indices_from(matrix)] += penalty
-    return np.linalg.solve(matrix, statistics.sums.T).T
+    return matrix
 
 
 def shrunk(covariance: Matrix, share: float) -> Matrix:

@@ -110,6 +110,15 @@ class Statistics:
         rest.remove(encoded, np.full(len(phi), class_id))
         return rest
 
+    def plain(self) -> Statistics:
+        """The statistics of the encoded vectors without their expansion."""
+        dim = self.projection.dim
+        plain = Statistics.__new__(Statistics)
+        plain.projection = Projection(dim, 0)
+        plain.class_ids, plain.counts = self.class_ids.copy(), self.counts.copy()
+        plain.sums, plain.gram = self.sums[:, :dim].copy(), self.gram[:dim, :dim].copy()
+        return plain
+
     def copy(self) -> Statistics:
         twin = Statistics.__new__(Statistics)
         twin.projection = self.projection

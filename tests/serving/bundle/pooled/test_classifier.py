@@ -15,7 +15,7 @@ from serving.bundle.pooled import (
     StatisticsError,
 )
 from serving.bundle.pooled.settings import UNKNOWN_SCORES
-from serving.bundle.pooled.solution import solve
+from serving.bundle.pooled.solution import discriminant
 
 DIM = 40
 PROJECTION = Projection(DIM, 64)
@@ -131,10 +131,10 @@ def test_forms_keep_what_is_far_from_the_rest() -> None:
     """A few directions and a diagonal come close to the exact distances, and all directions reach them."""
     vectors, ids = make_images(0, 8, 40)
     statistics = Statistics.of(vectors, ids, PROJECTION)
-    exact = solve(statistics, 0.35, 0.01)
+    exact = discriminant(statistics, 0.35)
     images = make_images(1, 8, 5)[0]
     centred = images - exact.center
-    expected = ((centred @ exact.within_inverse) * centred).sum(axis=1)[:, None] - 2 * exact.lda(images)
+    expected = ((centred @ np.linalg.inv(exact.within)) * centred).sum(axis=1)[:, None] - 2 * exact.outputs(images)
     errors = []
     for rank in (0, 10, DIM):
         settings = PooledSettings(unknown=(Standardised(name="mahalanobis"),), rank=rank)

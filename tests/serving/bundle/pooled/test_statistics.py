@@ -107,6 +107,11 @@ def test_merging_equals_adding(drawn: Any, projection: Projection) -> None:
     assert_same(merged, gather([first, *others], projection))
 
 
+def test_plain_statistics_are_those_without_the_projection() -> None:
+    task = make_task(0, [0, 4], 5)
+    assert_same(Statistics.of(*task, PROJECTIONS[1]).plain(), Statistics.of(*task, PROJECTIONS[0]))
+
+
 def test_arrays_restore_the_statistics_to_the_bit() -> None:
     statistics = gather([make_task(0, [0, 4], 5), make_task(1, [2], 3)], PROJECTIONS[1])
     restored = Statistics.from_arrays(statistics.to_arrays())
