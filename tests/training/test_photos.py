@@ -103,9 +103,7 @@ def test_the_preset_fits_its_trunk_or_the_run_is_refused() -> None:
     config = RunConfig(preset, 0, LESSONS, trunk=SPEC, quick=True)
     assert (config.method, config.loss, config.system) == ("pooled", "none", "pooled")
     assert (preset.image.shape, preset.network.channels, preset.network.base) == ((64, 64, 3), 64, 32)
-    with pytest.raises(
-        ValueError, match=r"trunk small encodes images \(32, 32, 3\) to vectors \(1, 1, 64\)"
-    ):
+    with pytest.raises(ValueError, match=r"trunk small encodes images \(32, 32, 3\) to vectors \(1, 1, 64\)"):
         replace(config, trunk=replace(SPEC, size=32))
     with pytest.raises(ValueError, match=r"needs a trunk that encodes images: give --trunk"):
         replace(config, trunk=None)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.bundle.pooled import Statistics
 from training.config import POOLED, RunConfig
 from training.data.images import Images, Source, join
 from training.data.sources import Sources
 from training.host.distributed import is_main
 from training.host.seeds import seed_from
-from training.learn.pooled_fit import fit_task, new_statistics
+from training.learn.pooled_fit import fit_task, projection_for
 from training.learn.pooled_state import PooledState
 from training.show.console import Reporter
 from training.store.checkpoint import CURRENT, Progress, load, save, writing
@@ -31,7 +32,7 @@ class PooledLearner:
 
     def __post_init__(self) -> None:
         assert self.config.trunk is not None
-        self.state = PooledState(new_statistics(self.config.trunk.dim))
+        self.state = PooledState(Statistics(projection_for(self.config.trunk.dim)))
         self._started = time.monotonic()
 
     def restore(self) -> None:
