@@ -26,7 +26,7 @@ from export.graph.writer import OPSET, PRODUCER, installed
 from models.trunks.trunk import Trunk, reopen
 from serving.bundle.decision import OUTPUT_NAMES, Outputs
 from serving.bundle.errors import BundleError
-from serving.bundle.layout import MANIFEST, TRUNK, part_name
+from serving.bundle.layout import MANIFEST, TRUNK, detector_name, part_name
 from serving.bundle.manifest import (
     Bundle,
     Calibration,
@@ -198,7 +198,7 @@ class TrunkExporter(Exporter):
         """Write trunk and classifier, verify them, and record their golden answers."""
         if coarse := [precision for precision in precisions if precision != "fp32"]:
             raise WriteError(f"precision {', '.join(coarse)} is not available with a trunk; allowed: fp32")
-        write_trunk(self.folder, self.trunk, self.decider.classifier)
+        write_trunk(self.folder, self.trunk, self.decider.model)
         pixels = synthetic_images(self.run.config.preset.image, VERIFIED_IMAGES)
         answers, self.verification["fp32"] = verify_trunk(self.folder, self.decider, pixels, self.evidence)
         self.keep("fp32", {name: values[:GOLDEN_PHOTOS] for name, values in answers.items()})
@@ -211,8 +211,7 @@ class TrunkExporter(Exporter):
         Model.load(self.folder, provider="cpu").self_test()
 
     def tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
-        run, earlier = self.run, before.rule.tasks if before else ()
-        same_trunk = before is not None and before.manifest.files.get(TRUNK) == graphs[TRUNK]
+        run, earlier = self.run, before.manifest.files if before else {}
         return tuple(
             TaskInfo(
                 task=task,
@@ -220,8 +219,8 @@ class TrunkExporter(Exporter):
                 labels=labels,
                 calibration=None,
                 own_images=own.images,
-                parts=(),
-                unchanged=same_trunk and earlier[task : task + 1] == (own,),
+                parts=(detector_name(task),),
+                unchanged=all(earlier.get(name) == graphs[name] for name in (TRUNK, detector_name(task))),
             )
             for task, (labels, own) in enumerate(zip(run.config.tasks, run.rule.tasks, strict=True))
         )

@@ -38,7 +38,11 @@ def print_trunk_inspection(bundle: Bundle) -> None:
     title = "size, and latency of one image on the CPU of this machine"
     costs = Table("part", *numbers("kB", "ms"), title=title, title_justify="left")
     costs.add_row(TRUNK, f"{manifest.files[TRUNK].size / 1e3:.1f}", f"{1e3 * bare:.2f}")
-    costs.add_row(POOLED, f"{manifest.files[POOLED].size / 1e3:.1f}", f"{1e3 * (whole - bare):.2f}")
+    costs.add_row(POOLED, f"{manifest.files[POOLED].size / 1e3:.1f}", "")
+    for task in manifest.tasks:
+        stored = sum(manifest.files[name].size for name in task.parts)
+        costs.add_row(f"detector of task {task.task}", f"{stored / 1e3:.1f}", "")
+    costs.add_row("all but the trunk", "", f"{1e3 * (whole - bare):.2f}")
     costs.add_row("all", f"{size / 1e3:.1f}", f"{1e3 * whole:.2f}")
     console.print(costs)
     checks = Table("what", *numbers("fp32"), title="verified when it was written", title_justify="left")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.errors import BundleError
-from serving.bundle.layout import GOLDEN, MANIFEST, POOLED, RULE, TRUNK, graph_name, parts_of
+from serving.bundle.layout import GOLDEN, MANIFEST, POOLED, RULE, TRUNK, detector_name, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
 
 FORMAT = 6
@@ -65,9 +65,7 @@ class TaskInfo(_Section):
     calibration: Calibration | None = Field(description="null without a network of its own")
     own_images: int = Field(description="number of its own images that its p-values rest on")
     parts: tuple[str, ...] = Field(description="the files with this task's weights")
-    unchanged: bool = Field(
-        description="whether they, or without such files its stored scores, are those of the bundle before this one"
-    )
+    unchanged: bool = Field(description="whether they are byte for byte those of the bundle before this one")
 
 
 class TrunkInfo(_Section):
@@ -189,13 +187,13 @@ class Bundle:
         model = self._read(self.manifest.graph_file(precision))
         return Graph(model, {name: self._read(name) for name in parts_of(self.manifest.files, precision)})
 
-    def pooled(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the pooled classifier, of a bundle with a trunk."""
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """The arrays in a checked file of a bundle with a trunk: its classifier, or the detector of a task."""
         try:
-            with np.load(io.BytesIO(self._read(POOLED)), allow_pickle=False) as stored:
+            with np.load(io.BytesIO(self._read(name)), allow_pickle=False) as stored:
                 return dict(stored)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise BundleError(f"{self.path / POOLED}: {error}; {EXPORT_AGAIN}") from error
+            raise BundleError(f"{self.path / name}: {error}; {EXPORT_AGAIN}") from error
 
     def check(self) -> None:
         """Verify the checksum of every file."""
@@ -262,7 +260,7 @@ def load_bundle(path: str | Path) -> Bundle:
             raise BundleError(f"{folder / MANIFEST}: file name {name!r} is outside the bundle")
     parts = [name for task in manifest.tasks for name in task.parts]
     needed = [RULE, GOLDEN, *map(manifest.graph_file, manifest.precisions), *parts]
-    needed += [POOLED] if manifest.trunk else []
+    needed += [POOLED, *map(detector_name, range(len(manifest.tasks)))] if manifest.trunk else []
     if missing := [name for name in needed if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
     try:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Verdicts, complete, decide
 from serving.bundle.errors import BundleError, ImageError, ProviderError
-from serving.bundle.layout import GOLDEN, POOLED
+from serving.bundle.layout import GOLDEN, POOLED, detector_name
 from serving.bundle.manifest import EXPORT_AGAIN, INPUT_NAME, Bundle, Manifest, load_bundle
 from serving.bundle.pooled import PooledClassifier
+from serving.bundle.pooled_model import PooledModel
 from serving.bundle.precisions import AUTO, PRECISION_CHOICES, PRECISIONS
 from serving.bundle.providers import PROVIDER_CHOICES, wants_cuda
 from serving.bundle.session import one_line, open_cuda_session, open_session, session_options
@@ -45,7 +46,7 @@ class Model:
     bundle: Bundle
     precision: str
     session: ort.InferenceSession
-    pooled: PooledClassifier | None = None
+    pooled: PooledModel | None = None
     """With a trunk: what classifies its encoded vectors."""
 
     @classmethod
@@ -226,18 +227,24 @@ def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> M
     for name, width in widths.items():
         if not _fits(outputs[name].shape, (width,)):
             raise BundleError(f"{where}: {name} is {outputs[name].shape}; needed ['batch', {width}]")
-    return Model(bundle, precision, session, None if trunk is None else _classifier(bundle, trunk.dim))
+    return Model(bundle, precision, session, None if trunk is None else load_pooled(bundle))
 
 
-def _classifier(bundle: Bundle, dim: int) -> PooledClassifier:
-    """The classifier of a bundle with a trunk, if it fits the trunk and the tasks."""
-    where, arrays = bundle.path / POOLED, bundle.pooled()
+def load_pooled(bundle: Bundle) -> PooledModel:
+    """What classifies the vectors of a bundle with a trunk, if it fits the trunk and the tasks."""
+    tasks = bundle.manifest.tasks
+    detectors = (_classifier(bundle, detector_name(task.task), len(task.labels)) for task in tasks)
+    return PooledModel(_classifier(bundle, POOLED, len(bundle.manifest.labels)), tuple(detectors))
+
+
+def _classifier(bundle: Bundle, name: str, classes: int) -> PooledClassifier:
+    assert bundle.manifest.trunk is not None
+    where, arrays, dim = bundle.path / name, bundle.arrays(name), bundle.manifest.trunk.dim
     try:
         found = PooledClassifier.from_arrays(arrays)
         outputs = found.outputs(np.zeros((1, dim), np.float32))
     except (KeyError, ValueError) as error:
         raise BundleError(f"{where}: {one_line(error)}; {EXPORT_AGAIN}") from error
-    classes = len(bundle.manifest.labels)
     if any(values.shape != (1, classes) for values in outputs.values()):
         shapes = {name: values.shape[1:] for name, values in outputs.items()}
         raise BundleError(f"{where}: outputs {shapes}; needed ({classes},) each; {EXPORT_AGAIN}")

@@ -81,7 +81,7 @@ def test_a_bundle_holds_the_trunk_once_and_little_else(line: Line) -> None:
     bundle = load_bundle(line.bundle)
     bundle.check()
     sizes = {path.name: path.stat().st_size for path in line.bundle.iterdir()}
-    assert {*sizes} == {"manifest.json", "rule.json", "golden.npz", TRUNK, POOLED}
+    assert {*sizes} == {"manifest.json", "rule.json", "golden.npz", TRUNK, POOLED, "task0.npz", "task1.npz"}
     assert sum(sizes.values()) - sizes[TRUNK] <= 1.5e6 * len(bundle.manifest.tasks)
     config = read_config(line.run)
     assert bundle.manifest.trunk is not None
@@ -174,7 +174,15 @@ def test_a_task_is_added_and_published_without_an_old_photo(
     printed = capsys.readouterr()
     assert "3 tasks (2 unchanged)" in printed.out
     assert "pooled statistics change with every task" in printed.err
-    bundle = load_bundle(shelf / "current")
+    bundle, before = load_bundle(shelf / "current"), load_bundle(shelf / "previous")
+    for name in (TRUNK, "task0.npz", "task1.npz"):
+        assert (bundle.path / name).read_bytes() == (before.path / name).read_bytes()
+    # The distances of earlier tasks, on which "known" rests, are the same to the bit; the posterior is of all classes.
+    pixels = pixels_of(line, "dots/001.jpg", "disc/002.jpg", "checks/003.jpg")
+    new, old = (Model.load(each.path, provider="cpu").run(pixels) for each in (bundle, before))
+    assert np.array_equal(new["distances"][:, :4], old["distances"])
+    assert not np.array_equal(new["logits"][:, :4], old["logits"])
+    assert bundle.rule.tasks[:2] == before.rule.tasks
     assert bundle.manifest.labels == ("disc", "stripes", "checks", "triangle", "dots")
     answer = Model.load(bundle.path, provider="cpu").predict(pixels_of(line, "dots/003.jpg", "disc/003.jpg"))
     assert [bundle.manifest.labels[each] for each in answer.class_id] == ["dots", "disc"]

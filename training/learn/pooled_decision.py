@@ -11,37 +11,53 @@ from numpy.typing import NDArray
 from models.parameter_counts import ParameterCounts
 from serving.bundle.decision import Rule
 from serving.bundle.pooled import PooledClassifier
+from serving.bundle.pooled_model import PooledModel
 from training.config import POOLED
 
 
 @dataclass(frozen=True)
 class PooledDecider:
-    """The classifier of all tasks, and the ones before it."""
+    """The classifier of all tasks and the ones before it, and every task's detector."""
 
     rule: Rule
     classifiers: tuple[PooledClassifier, ...]
     """The classifier after each task; the last one is served."""
+    detectors: tuple[PooledClassifier, ...]
+    """Every task's part of the classifier that was fitted when the task was learned."""
     name: str = POOLED
 
+    def after(self, tasks: int) -> PooledModel:
+        """The model when so many tasks were learned."""
+        return PooledModel(self.classifiers[tasks - 1], self.detectors[:tasks])
+
     @property
-    def classifier(self) -> PooledClassifier:
-        return self.classifiers[-1]
+    def model(self) -> PooledModel:
+        return self.after(len(self.detectors))
 
     def outputs(self, encoded: Any) -> dict[str, NDArray[Any]]:
         """The inputs of the decision rule [n, classes of all tasks], from vectors [n, dim]."""
-        return dict(self.classifier.outputs(np.asarray(encoded)))
+        return self.outputs_after(len(self.detectors), encoded)
 
     def outputs_after(self, tasks: int, encoded: Any) -> dict[str, NDArray[Any]]:
         """The same when so many tasks were learned; only their classes have columns."""
-        return dict(self.classifiers[tasks - 1].outputs(np.asarray(encoded)))
+        return dict(self.after(tasks).outputs(np.asarray(encoded)))
 
     def parameters(self) -> ParameterCounts:
-        """Numbers that a class needs for itself count for its task; all others are shared."""
-        classes = self.classifier.classes
-        arrays = self.classifier.to_arrays()
-        own = sum(each.size for each in arrays.values() if each.ndim and len(each) == classes) // classes
-        total = sum(each.size for name, each in arrays.items() if name != "settings")
-        per_task = [own * task.classes for task in self.rule.tasks]
+        """The classifier is shared, apart from the numbers of each class; those count for its task."""
+        counts = _numbers(self.model.classifier)
+        own = [_numbers_per_class(self.model.classifier) * task.classes for task in self.rule.tasks]
         return ParameterCounts(
-            inference=total, shared=total - sum(per_task), per_task=per_task, detectors_per_task=[0] * len(per_task)
+            inference=counts,
+            shared=counts - sum(own),
+            per_task=own,
+            detectors_per_task=[_numbers(detector) for detector in self.detectors],
         )
+
+
+def _numbers(classifier: PooledClassifier) -> int:
+    return sum(each.size for name, each in classifier.to_arrays().items() if name != "settings")
+
+
+def _numbers_per_class(classifier: PooledClassifier) -> int:
+    rows = (classifier.class_ids, classifier.lda_bias, classifier.lda_weights, classifier.ridge_weights)
+    return sum(each[0].size for each in rows)

@@ -22,11 +22,11 @@ Ids = NDArray[np.integer[Any]]
 
 
 class FittedTask(NamedTuple):
-    """The statistics with the new task, the classifier of all tasks, and the rules of all tasks."""
+    """The statistics with the new task, the classifier of all tasks, and the rule of the new task."""
 
     statistics: Statistics
     classifier: PooledClassifier
-    rules: tuple[TaskRule, ...]
+    rule: TaskRule
 
 
 def projection_for(dim: int) -> Projection:
@@ -34,8 +34,8 @@ def projection_for(dim: int) -> Projection:
     return Projection(dim, 0)
 
 
-def fit_task(before: Statistics, rules: tuple[TaskRule, ...], encoded: Array, class_ids: Ids, seed: int) -> FittedTask:
-    """Add the vectors [n, dim] of a task's classes [n]. Scores of earlier tasks stay as they were."""
+def fit_task(before: Statistics, encoded: Array, class_ids: Ids, seed: int) -> FittedTask:
+    """Add the vectors [n, dim] of a task's classes [n]."""
     statistics = before.copy()
     statistics.add(encoded, class_ids)
     outputs = left_out_outputs(statistics, encoded, class_ids, seed)
@@ -52,7 +52,7 @@ def fit_task(before: Statistics, rules: tuple[TaskRule, ...], encoded: Array, cl
         rank=0,
     )
     rule = TaskRule.fit(scores, len(np.unique(class_ids)))
-    return FittedTask(statistics, PooledClassifier.fit(statistics, settings), (*rules, rule))
+    return FittedTask(statistics, PooledClassifier.fit(statistics, settings), rule)
 
 
 def left_out_outputs(statistics: Statistics, encoded: Array, class_ids: Ids, seed: int) -> Array:

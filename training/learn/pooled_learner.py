@@ -56,8 +56,7 @@ class PooledLearner:
         place = {label: first + number for number, label in enumerate(self.config.tasks[task])}
         class_ids = np.array([place[str(label)] for label in images.labels])
         seed = seed_from(self.config.seed, task, POOLED)
-        found = fit_task(self.state.statistics, self.state.rules, images.pixels, class_ids, seed)
-        self.state = PooledState(found.statistics, (*self.state.classifiers, found.classifier), found.rules)
+        self.state = self.state.with_task(*fit_task(self.state.statistics, images.pixels, class_ids, seed))
         now = time.monotonic()
         seconds, self._started = self.progress.seconds + now - self._started, now
         self.progress = replace(self.progress, task=task + 1, seconds=seconds, decision=POOLED)

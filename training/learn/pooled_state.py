@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import Rule, TaskRule
 from serving.bundle.pooled import PooledClassifier, Statistics
+from serving.bundle.pooled_model import detector_of, without_distances
 from training.config import POOLED, RunConfig
 from training.learn.pooled_decision import PooledDecider
 from training.store.checkpoint import Checkpoint
 
 Arrays = Mapping[str, NDArray[Any]]
 
-STATISTICS, STAGE, RULES = "statistics.", "stage{}.", "rules"
+STATISTICS, STAGE, DETECTOR, RULES = "statistics.", "stage{}.", "detector{}.", "rules"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ class PooledState:
     statistics: Statistics
     classifiers: tuple[PooledClassifier, ...] = ()
     """The classifier after each task: those of earlier tasks show how the run was at that time."""
+    detectors: tuple[PooledClassifier, ...] = ()
+    """What computes the distances from each task's classes, as it was when the task was learned."""
     rules: tuple[TaskRule, ...] = ()
+    """Each task's scores of its own images, by its detector."""
 
     @property
     def tasks(self) -> int:
@@ -36,7 +40,18 @@ class PooledState:
 
     def decider(self, alpha: float) -> PooledDecider:
         """The decision by the classifier after the last task."""
-        return PooledDecider(Rule(score=POOLED, alpha=alpha, tasks=self.rules, joint=True), self.classifiers)
+        rule = Rule(score=POOLED, alpha=alpha, tasks=self.rules, joint=True)
+        return PooledDecider(rule, self.classifiers, self.detectors)
+
+    def with_task(self, statistics: Statistics, fitted: PooledClassifier, rule: TaskRule) -> PooledState:
+        """The state after another task, by the statistics and the classifier of all tasks and the new task's rule."""
+        first = fitted.classes - rule.classes
+        return PooledState(
+            statistics,
+            (*self.classifiers, without_distances(fitted)),
+            (*self.detectors, detector_of(fitted, slice(first, fitted.classes))),
+            (*self.rules, rule),
+        )
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: RunConfig) -> PooledState:
@@ -58,16 +73,20 @@ class PooledState:
         rules = json.dumps([rule.model_dump() for rule in self.rules]).encode()
         arrays = {RULES: np.frombuffer(rules, np.uint8)}
         arrays |= {STATISTICS + name: values for name, values in self.statistics.to_arrays().items()}
-        for stage, classifier in enumerate(self.classifiers):
-            arrays |= {STAGE.format(stage) + name: values for name, values in classifier.to_arrays().items()}
+        for prefix, parts in ((STAGE, self.classifiers), (DETECTOR, self.detectors)):
+            for task, part in enumerate(parts):
+                arrays |= {prefix.format(task) + name: values for name, values in part.to_arrays().items()}
         return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> PooledState:
         """The state of `to_arrays`; raises a KeyError or a ValueError if it is not complete."""
         rules = tuple(TaskRule.model_validate(each) for each in json.loads(arrays[RULES].tobytes()))
-        classifiers = [PooledClassifier.from_arrays(_below(arrays, STAGE.format(stage))) for stage in range(len(rules))]
-        return cls(Statistics.from_arrays(_below(arrays, STATISTICS)), tuple(classifiers), rules)
+        classifiers, detectors = (
+            tuple(PooledClassifier.from_arrays(_below(arrays, prefix.format(task))) for task in range(len(rules)))
+            for prefix in (STAGE, DETECTOR)
+        )
+        return cls(Statistics.from_arrays(_below(arrays, STATISTICS)), classifiers, detectors, rules)
 
 
 def _below(arrays: Arrays, prefix: str) -> dict[str, NDArray[Any]]:
