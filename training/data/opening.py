@@ -6,10 +6,8 @@ from pathlib import Path
 
 from models.trunks.trunk import Trunk, reopen
 from training.config import RunConfig
-from training.data.encoder import Encoder
 from training.data.quarantined import Address
 from training.data.sources import Sources
-from training.show.console import Reporter
 
 
 def open_sources(
@@ -26,5 +24,9 @@ def open_sources(
     """
     if config.trunk is None:
         return Sources(config, data, quarantine)
+    # Most runs need neither.
+    from training.data.encoder import Encoder
+    from training.show.console import Reporter
+
     opened = trunk or reopen(config.trunk, weights=weights)
     return Sources(config, data, quarantine, Encoder(opened, reporter=Reporter()))
