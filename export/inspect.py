@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import escaped
 from training.options import CommandParser, run_command
 
 
@@ -12,14 +13,18 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse(arguments)
 
     from export.checks.inspection import inspect, print_inspection
+    from export.checks.trunk_inspection import print_trunk_inspection
     from serving.bundle.errors import BundleError
     from serving.bundle.manifest import load_bundle
 
     try:
         bundle = load_bundle(chosen.bundle)
-        print_inspection(bundle, inspect(bundle))
+        if bundle.manifest.trunk is None:
+            print_inspection(bundle, inspect(bundle))
+        else:
+            print_trunk_inspection(bundle)
     except BundleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     return 0
 

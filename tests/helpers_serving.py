@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
 from PIL import Image
 from pydantic import ValidationError
 
@@ -44,6 +42,9 @@ from serving.bundle.manifest import (
 )
 from serving.bundle.model import Model
 from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +72,9 @@ GREY = (128, 128, 128)
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
     """Logits are -8 times the squared distance of the mean colour to four prototypes; distances are its log."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
-    # This imports PyTorch, which takes seconds; most processes that tests start write no graph.
+    # These import onnx and PyTorch, which takes seconds; most processes that tests start write no graph.
+    from onnx import TensorProto, helper
+
     from export.graph.assemble import write_decision
     from export.graph.writer import GraphWriter
 
@@ -128,7 +131,9 @@ def write_bundle(
     graph_bytes = (graph or tiny_graph()).SerializeToString()
     if golden is None:
         pixels = golden_pixels()
-        session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
         computed = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
         golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, computed, strict=True))}
     outputs = {name: values for name, values in golden.items() if name != INPUT_NAME}
@@ -232,10 +237,12 @@ def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, s
 SOURCE = "serving.service:OpenWorld"
 
 
-def serve_command(port: int, python: str = sys.executable, target: str | None = None) -> list[str]:
+def serve_command(
+    port: int, python: str = sys.executable, target: str | None = None, host: str | None = "127.0.0.1"
+) -> list[str]:
     """Our own command; BentoML's, if a target is given."""
     command = ["serving"] if target is None else ["bentoml", "serve", target]
-    return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
+    return [python, "-m", *command, *(("--host", host) if host else ()), "--port", str(port)]
 
 
 def refused(
@@ -278,6 +285,7 @@ def serving(
     cwd: Path = ROOT,
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
+    host: str | None = "127.0.0.1",
 ) -> Iterator[Server]:
     """A real server in a separate process, from ready to stopped."""
     port = free_port()
@@ -285,7 +293,7 @@ def serving(
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(port, python, target),
+            serve_command(port, python, target, host),
             cwd=cwd,
             env=server_environment(home, bundle, settings),
             stdout=output,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from serving.bundle.run_verdict import RunVerdict
 from serving.errors import RequestError
@@ -17,6 +18,19 @@ UNKNOWN = "unknown"
 def field(description: str, example: Any, **rules: Any) -> Any:
     """A field with what the API document shows of it."""
     return Field(description=description, examples=[example], **rules)
+
+
+def _ascii_number(given: Any) -> Any:
+    """Refuse what only looks like a number in a query string or path: spaces, underscores, digits of other scripts."""
+    if isinstance(given, str) and _NUMBER.fullmatch(given) is None:
+        raise ValueError("a number with the digits 0 to 9")
+    return given
+
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
+Whole = Annotated[int, BeforeValidator(_ascii_number)]
+Number = Annotated[float, BeforeValidator(_ascii_number)]
+"""Numbers in query strings and paths."""
 
 
 class ApiModel(BaseModel):

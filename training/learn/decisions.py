@@ -76,14 +76,15 @@ def make_decider(network: Network, name: str, alpha: float, corrections: Sequenc
             f"decision {name} needs the score {', '.join(missing)}, which was added after this run was learned: learn "
             f"the run again, or choose one of: {', '.join(offered_decisions(network, corrections))}"
         )
-    sides = [_task_side(network, task, decision, corrections) for task in range(len(network.heads))]
+    sides = [task_side(network, task, decision, corrections) for task in range(len(network.heads))]
     scorers, rules = zip(*sides, strict=True)
     return Decider(name, scorers, Rule(score=name, alpha=alpha, tasks=rules))
 
 
-def _task_side(
-    network: Network, task: int, decision: Decision, corrections: Sequence[Correction]
+def task_side(
+    network: Network, task: int, decision: Decision, corrections: Sequence[Correction] = ()
 ) -> tuple[TaskScorer, TaskRule]:
+    """A task's part of a decision, fitted to its memory."""
     head, detector = network.head(task), network.detector(task)
     own = detector.memory()
     scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))

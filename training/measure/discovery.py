@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from serving.bundle.decision import FEATURES, decide
 from serving.bundle.errors import ImageError
 from serving.bundle.model import Model
-from serving.bundle.pixels import decode, to_pixels
+from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
 from serving.quarantine.records import FoundGroup, Item, StoreError, UnavailableError
-from training.data.quarantined import ACCEPTED
 from training.measure.grouping import cohesion, find_groups
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ def unknown_images(store: Store, items: Sequence[Item], model: Model) -> list[Un
     found = []
     again = []
     for item in items:
-        if item.model_version == version and {"best_guess", "confidence"} <= item.answer.keys():
+        if item.damage is not None:
+            log.warning("item %d is left out: %s", item.id, item.damage)
+        elif item.model_version == version and {"best_guess", "confidence"} <= item.answer.keys():
             guess, confidence = str(item.answer["best_guess"]), float(item.answer["confidence"])
             found.append(UnknownImage(item, item.features, guess, confidence))
         else:
@@ -79,7 +80,7 @@ def _answered_again(store: Store, items: Sequence[Item], model: Model) -> list[U
 
 def _pixels(store: Store, item: Item, model: Model) -> NDArray[np.uint8] | None:
     try:
-        return to_pixels(decode(store.image(item.id), ACCEPTED), model.manifest.image)
+        return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
     except UnavailableError:
         raise
     except (ImageError, StoreError) as error:
