@@ -1,16 +1,19 @@
 """From a run to a bundle: bake, write the graph in every precision, verify, and move it into place."""
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from export.checks.old_classes import MAX_LOSS
 from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
+from export.checks.quality import Quality, VerdictError, quality_of
 from export.checks.remembering import PublishError, put_on_shelf
 from export.graph.assemble import GraphPlan, write_graph
 from export.graph.baked_task import bake_task
@@ -44,7 +47,7 @@ from training.show.suggest import unknown_name
 
 GOLDEN_IMAGES = 8
 VERIFIED_IMAGES = 21
-EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, WriteError)
+EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, VerdictError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
 PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 
@@ -109,7 +112,7 @@ class Exporter:
         write_graph(self.folder, partial(bake_task, run.network, run.decider.scorers), plan)
         return open_written(self.folder, precision)
 
-    def seal(self, metrics: dict[str, Any], before: Bundle | None) -> Manifest:
+    def seal(self, quality: Quality, before: Bundle | None) -> Manifest:
         """Write the rule, the golden answers and the manifest."""
         run = self.run
         graphs = {path.name: describe_file(path) for path in sorted(self.folder.iterdir())}
@@ -126,7 +129,8 @@ class Exporter:
             tasks=self._tasks(graphs, before),
             before=before and before.manifest.version,
             cascade=self.cascade,
-            metrics=metrics,
+            verdict=quality.verdict,
+            metrics=quality.metrics,
             versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
             verification=self.verification,
         )
@@ -181,20 +185,25 @@ def export(
     decision: str = AUTO,
     shelf: Shelf | None = None,
     quarantine: Address | None = None,
+    force: bool = False,
+    max_loss: float | None = None,
 ) -> Exported:
     """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
 
-    `data` and `quarantine` are where the images of the run are now, if not where it learned from.
+    `data` and `quarantine` are where the images of the run are now, if not where it learned from. A run that does not
+    work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL, needs `force`.
     """
     for precision in precisions or ():
         if precision not in PRECISIONS:
             raise WriteError(unknown_name("precision", precision, PRECISIONS))
-    run, metrics = _open(folder, decision), _metrics(folder)
+    run = _open(folder, decision)
     before = _current(shelf) if shelf else _replaced(out)
     if shelf and before and decision == AUTO and run.decider.name != before.rule.score:
         # Answers for earlier tasks must stay as they are.
         note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
         run = _open(folder, before.rule.score)
+    quality = quality_of(folder, run, data, quarantine)
+    quality.check(folder, force=force)
     evidence = gather(run, data, quarantine)
     if precisions is None:
         # Servers may require the precisions that the shelf has offered so far.
@@ -209,7 +218,7 @@ def export(
     with fresh_directory(out if shelf else out.parent, out.name) as fresh:
         exporter = Exporter(run, fresh, evidence, cascade=cascade)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
-        manifest = exporter.seal(metrics, before)
+        manifest = exporter.seal(quality, before)
         exporter.open_as_server()
         for reason in evidence.missing:
             note(f"no validation images of {reason}")
@@ -217,7 +226,8 @@ def export(
             found = len(evidence) + evidence.left_out
             note(f"{len(evidence)} of {found} validation images were used, evenly by task")
         if shelf is not None:
-            return Exported(put_on_shelf(fresh, shelf, before, evidence), manifest)
+            loss = math.inf if force else MAX_LOSS if max_loss is None else max_loss
+            return Exported(put_on_shelf(fresh, shelf, before, evidence, loss), manifest)
         move_into_place(fresh, out)
         return Exported(out, manifest)
 
@@ -247,15 +257,3 @@ def _open(folder: Path, decision: str) -> Run:
     except ValueError as error:
         # A decision or a setting that this run cannot have.
         raise RunError(f"{folder}: {error}") from error
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    path = folder / "metrics.json"
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise RunError(
-            f"{folder}: no metrics.json ({error.strerror}); finish it with `openworld fit --out {folder} --resume`"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path}: not a JSON object: {error}") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from models.backbones import BACKBONES
 from models.masks import MECHANISMS
+from serving.bundle.terminal import escaped, log_to_terminal
 from training.options import DEFAULT_RUN, LOSSES, CommandParser, OptionGroup, one_of, run_command
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def run_training(
     from training.run import RunError
     from training.show.console import Reporter
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_terminal()
     reporter, plan = Reporter(), None
     user_errors: tuple[type[Exception], ...] = (RunError, DataError, ValueError, *also)
     try:
@@ -135,7 +136,7 @@ def run_training(
             if is_main():
                 afterwards(plan)
     except user_errors as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nstopped; {how_to_continue(plan, chosen)}", file=sys.stderr)

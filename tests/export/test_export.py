@@ -250,7 +250,9 @@ def test_tasks_whose_images_are_gone_are_named(
     network = learned("hat", "convnet")
     everything = evidence_for(network)
     left = everything.tasks != 1
-    evidence = Evidence(everything.pixels[left], everything.tasks[left], ("task 1: /photos is gone",))
+    evidence = Evidence(
+        everything.pixels[left], everything.tasks[left], everything.class_ids[left], ("task 1: /photos is gone",)
+    )
     folder = put_run(monkeypatch, tmp_path / "run", run_of(network), evidence)
     monkeypatch.setattr(parity, "AGREEING", {})
     monkeypatch.setattr(parity, "AUROC_CHANGE", 2)
