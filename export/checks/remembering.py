@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.checks.old_classes import MAX_LOSS, compare_classes
+from export.checks.trunk_remembering import what_pooled_forgot
 from export.graph.cascade import AGREEMENT
 from export.graph.directory import move_into_place
 from export.graph.evidence import Evidence
@@ -54,6 +55,10 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, max_loss:
         if rule != own:
             raise PublishError(f"task {task}: its stored scores differ from those of version {old.version}")
     before.check()
+    if old.trunk or new.trunk:
+        if forgot := what_pooled_forgot(before, after, evidence):
+            raise PublishError(forgot)
+        return
     for precision in old.precisions:
         if precision not in new.precisions:
             raise PublishError(f"version {old.version} has {precision}; the new bundle has {', '.join(new.precisions)}")

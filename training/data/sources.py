@@ -48,6 +48,10 @@ class Sources:
                 return elsewhere
         return self._once(lesson, self._load)
 
+    def read(self, name: str, data: str | None) -> Source:
+        """Another data set, read in the same way as the images of the run."""
+        return load_source(name, self.config.preset.image, data, self._encoder)
+
     def test_images(self) -> tuple[Source, list[str]]:
         """The test images of all lessons that are at hand, and the reasons why others are not."""
         found: list[tuple[Lesson, Source]] = []
@@ -71,7 +75,7 @@ class Sources:
         return self._read[key]
 
     def _load(self, lesson: Lesson) -> Source:
-        return load_source(lesson.dataset, self.config.preset.image, lesson.data, self._encoder)
+        return self.read(lesson.dataset, lesson.data)
 
     def _load_unknowns(self, lesson: Lesson) -> Source:
         given = self._quarantine

@@ -1,0 +1,260 @@
+"""Photos with the real weights of the default trunk: from a folder to an answer of a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from export.__main__ import main as export
+from export.publish import main as publish
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import POOLED, TRUNK
+from serving.bundle.manifest import load_bundle
+from serving.bundle.model import Model
+from serving.bundle.pixels import decode, to_pixels
+from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
+from tests.helpers_photos import photo, write_photos
+from tests.helpers_serving import PATIENCE, ROOT, reseal, saved, serving
+from training import fit
+from training.data import encoder
+from training.data.cache import FOLDER_VARIABLE
+from training.evaluate import main as evaluate
+from training.learn import pooled_learner
+from training.store.checkpoint import read_config
+
+TASKS = "disc,stripes; checks,triangle"
+COUNTS = {"disc": 30, "stripes": 30, "checks": 30, "triangle": 30, "ring": 12, "dots": 30}
+
+
+class Line(NamedTuple):
+    """A folder of photos, a quick run of four of its six classes, and its bundle."""
+
+    photos: Path
+    run: Path
+    bundle: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def line(own_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    place = tmp_path_factory.mktemp("photos")
+    photos = write_photos(place / "photos", **COUNTS)
+    assert fit.main(["--data", str(photos), "--tasks", TASKS, "--quick", "--out", str(place / "run")]) == 0
+    assert export([str(place / "run"), "--out", str(place / "bundle")]) == 0
+    return Line(photos, place / "run", place / "bundle")
+
+
+def pixels_of(line: Line, *photos: str) -> Any:
+    spec = load_bundle(line.bundle).manifest.image
+    return np.stack([to_pixels(decode((line.photos / name).read_bytes()), spec) for name in photos])
+
+
+def test_photos_get_a_trunk_by_default_and_are_told_apart(line: Line) -> None:
+    config = read_config(line.run)
+    assert (config.preset.name, config.method, config.quick) == ("photos", "pooled", True)
+    assert config.trunk is not None
+    assert (config.trunk.name, config.trunk.size) == ("efficientnet-lite0", 224)
+    found = json.loads((line.run / "metrics.json").read_text())
+    assert found["cil_accuracy"] >= 0.9
+    assert found["unknown"]["auroc"] >= 0.9
+    assert found["accepted_known"] >= 0.8
+    assert (found["decision"], found["trunk"]) == ("pooled", "efficientnet-lite0")
+
+
+def test_a_bundle_holds_the_trunk_once_and_little_else(line: Line) -> None:
+    bundle = load_bundle(line.bundle)
+    bundle.check()
+    sizes = {path.name: path.stat().st_size for path in line.bundle.iterdir()}
+    assert {*sizes} == {"manifest.json", "rule.json", "golden.npz", TRUNK, POOLED, "task0.npz", "task1.npz"}
+    assert sum(sizes.values()) - sizes[TRUNK] <= 1.5e6 * len(bundle.manifest.tasks)
+    config = read_config(line.run)
+    assert bundle.manifest.trunk is not None
+    assert config.trunk is not None
+    assert bundle.manifest.trunk.sha256 == config.trunk.sha256
+    assert bundle.rule.joint
+
+
+def test_an_answer_does_not_depend_on_the_rest_of_its_batch(line: Line) -> None:
+    model = Model.load(line.bundle, provider="cpu")
+    pixels = pixels_of(line, *(f"{label}/00{number}.jpg" for label in ("disc", "dots") for number in range(4)))[:7]
+    together = model.run(pixels, features=True)
+    assert {*together} == {*OUTPUT_NAMES, FEATURES}
+    assert together[FEATURES].shape == (7, model.manifest.trunk.dim)  # type: ignore[union-attr]
+    for row in range(len(pixels)):
+        alone = model.run(pixels[row : row + 1], features=True)
+        for name, values in alone.items():
+            assert np.array_equal(values[0], together[name][row]), name
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "onnx", "safetensors", "models", "training"), None))
+from serving.predict import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_needs_neither_torch_nor_onnx_and_gives_the_same_answer(line: Line, tmp_path: Path) -> None:
+    known, unknown = line.photos / "disc" / "003.jpg", line.photos / "dots" / "003.jpg"
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(line.bundle), str(known), str(unknown)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    predicted = [json.loads(each) for each in done.stdout.splitlines()]
+    assert [each["label"] for each in predicted] == ["disc", "unknown"]
+    with serving(tmp_path / "home", line.bundle) as server:
+        for file, wanted in zip((known, unknown), predicted, strict=True):
+            answer = httpx.post(f"{server.url}/predict", files={"image": file.read_bytes()}, timeout=PATIENCE).json()
+            assert answer == {name: value for name, value in wanted.items() if name != "file"}
+
+
+def test_a_photo_of_another_format_and_size_is_answered_alike(line: Line) -> None:
+    spec = load_bundle(line.bundle).manifest.image
+    large = photo("stripes", 77).resize((1200, 960))
+    model = Model.load(line.bundle, provider="cpu")
+    for kind in ("PNG", "WEBP", "JPEG"):
+        verdicts = model.predict(to_pixels(decode(saved(large, kind)), spec)[None])
+        assert model.manifest.labels[verdicts.class_id[0]] == "stripes"
+
+
+# ---- interruptions
+
+
+def learned_again(line: Line, folder: Path, *options: str) -> int:
+    return fit.main(["--data", str(line.photos), "--tasks", TASKS, "--quick", "--out", str(folder), *options])
+
+
+def test_a_run_that_dies_while_it_encodes_or_learns_ends_the_same(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at_call(patch, encoder.Records, "append", 9)
+        assert learned_again(line, tmp_path / "run") == 2
+    assert not (tmp_path / "run").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at_call(patch, pooled_learner, "save", 2)
+        assert learned_again(line, tmp_path / "run") == 2
+    assert fit.main(["--out", str(tmp_path / "run"), "--resume"]) == 0
+    assert_same_tensors(run_tensors(tmp_path / "run"), run_tensors(line.run))
+    for name in ("metrics.json", "config.json"):
+        same = [json.loads((run / name).read_text()) for run in (tmp_path / "run", line.run)]
+        assert {**same[0], "wall_seconds": 0} == {**same[1], "wall_seconds": 0}
+
+
+# ---- more tasks
+
+
+def test_a_task_is_added_and_published_without_an_old_photo(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(line.run, tmp_path / "run"))
+    shelf = tmp_path / "shelf"
+    assert publish([str(run), str(shelf)]) == 0
+    new = tmp_path / "new"
+    shutil.copytree(line.photos / "dots", new / "dots")
+    assert fit.add_task([str(run), "dots", "--data", str(new)]) == 0
+    capsys.readouterr()
+    assert publish([str(run), str(shelf)]) == 0
+    printed = capsys.readouterr()
+    assert "3 tasks (2 unchanged)" in printed.out
+    assert "pooled statistics change with every task" in printed.err
+    bundle, before = load_bundle(shelf / "current"), load_bundle(shelf / "previous")
+    for name in (TRUNK, "task0.npz", "task1.npz"):
+        assert (bundle.path / name).read_bytes() == (before.path / name).read_bytes()
+    # The distances of earlier tasks, on which "known" rests, are the same to the bit; the posterior is of all classes.
+    pixels = pixels_of(line, "dots/001.jpg", "disc/002.jpg", "checks/003.jpg")
+    new, old = (Model.load(each.path, provider="cpu").run(pixels) for each in (bundle, before))
+    assert np.array_equal(new["distances"][:, :4], old["distances"])
+    assert not np.array_equal(new["logits"][:, :4], old["logits"])
+    assert bundle.rule.tasks[:2] == before.rule.tasks
+    assert bundle.manifest.labels == ("disc", "stripes", "checks", "triangle", "dots")
+    answer = Model.load(bundle.path, provider="cpu").predict(pixels_of(line, "dots/003.jpg", "disc/003.jpg"))
+    assert [bundle.manifest.labels[each] for each in answer.class_id] == ["dots", "disc"]
+    # Taught in the same order at once, the statistics and all that follows are the same to the bit.
+    tasks = f"{TASKS}; dots"
+    words = ["--data", str(line.photos), "--tasks", tasks, "--quick", "--out", str(tmp_path / "whole")]
+    assert fit.main(words) == 0
+    assert_same_tensors(run_tensors(run), run_tensors(tmp_path / "whole"))
+
+
+def test_a_bundle_that_forgot_is_not_published(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = tmp_path / "shelf"
+    assert publish([str(line.run), str(shelf)]) == 0
+    other = tmp_path / "other"
+    words = ["--data", str(line.photos), "--tasks", "checks,triangle; disc,stripes", "--quick", "--out", str(other)]
+    assert fit.main(words) == 0
+    before = (shelf / "current").resolve()
+    capsys.readouterr()
+    assert publish([str(other), str(shelf)]) == 2
+    assert "lacks or has in another order" in capsys.readouterr().err
+    assert (shelf / "current").resolve() == before
+
+
+# ---- what is refused
+
+
+def test_another_trunk_is_refused_by_name(line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(line.run, tmp_path / "run"))
+    content = json.loads((run / "config.json").read_text())
+    content["trunk"]["sha256"] = "0" * 64
+    (run / "config.json").write_text(json.dumps(content))
+    for command in (
+        lambda: evaluate([str(run)]),
+        lambda: export([str(run), "--out", str(tmp_path / "bundle")]),
+        lambda: fit.main(["--out", str(run), "--resume"]),
+        lambda: fit.main(["--out", str(run), "--add-task", "dots"]),
+    ):
+        assert command() == 2
+        error = capsys.readouterr().err
+        assert "trunk efficientnet-lite0: the weights have sha256" in error
+        assert "--trunk-weights FILE" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tp", "softmax"], "decision rule softmax is not available for this run: it has statistics only"),
+        (["--odin"], "decision rule odin is not available"),
+        (["--decision", "fused"], "decision fused is not available for this run"),
+    ],
+)
+def test_what_needs_a_network_is_refused_in_plain_words(
+    line: Line, capsys: pytest.CaptureFixture[str], options: list[str], reason: str
+) -> None:
+    assert evaluate([str(line.run), *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_precision_that_a_trunk_has_not_is_refused(
+    line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(line.run), "--out", str(tmp_path / "bundle"), "--precision", "int8"]) == 2
+    assert "int8 is not available with a trunk; allowed: fp32" in capsys.readouterr().err
+
+
+def test_a_damaged_classifier_is_refused_by_name(line: Line, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(line.bundle, tmp_path / "bundle"))
+    (copy / POOLED).write_bytes(b"")
+    with pytest.raises(BundleError, match=rf"{POOLED}: corrupt"):
+        Model.load(copy, provider="cpu")
+    reseal(copy, POOLED, b"nothing")
+    with pytest.raises(BundleError, match=rf"{POOLED}: .*export the run again"):
+        Model.load(copy, provider="cpu")
