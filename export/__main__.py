@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.bundle.terminal import escaped
 from training.options import AUTO, CommandParser, add_trunk_weights_option, one_of, run_command
 
 if TYPE_CHECKING:
@@ -36,6 +37,33 @@ def add_export_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
     add_trunk_weights_option(parser)
+    add_gate_options(parser)
+
+
+def add_gate_options(parser: CommandParser) -> None:
+    """What an export is refused for, unless it is allowed here."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="export although the run does not work, of which answers will warn, or harms earlier classes",
+    )
+    parser.add_argument(
+        "--max-loss",
+        type=points,
+        metavar="POINTS",
+        help="on a shelf: how many points of CIL an earlier class may lose to new ones; default: 5",
+    )
+
+
+def points(text: str) -> float:
+    """Percentage points."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number from 0 to 100, such as 5")
+    return value
 
 
 def precision(text: str) -> str:
@@ -75,12 +103,17 @@ def export_chosen(chosen: argparse.Namespace) -> int:
             decision=chosen.decision,
             trunk_weights=chosen.trunk_weights,
             shelf=Shelf(chosen.publish) if chosen.publish else None,
+            force=chosen.force,
+            max_loss=chosen.max_loss,
         )
     except (RunError, *EXPORT_ERRORS) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename or chosen.publish or chosen.out}: {error.strerror or error}", file=sys.stderr)
+        print(
+            escaped(f"error: {error.filename or chosen.publish or chosen.out}: {error.strerror or error}"),
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)

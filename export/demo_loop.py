@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from serving import demo
+from serving.bundle.terminal import escaped
 from serving.host import address
 from training.options import CommandParser, run_command
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = run_loop(chosen.run, DemoFolder(chosen.out), chosen.port)
     except (RunError, ServiceError, httpx.HTTPError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

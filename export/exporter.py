@@ -1,18 +1,21 @@
 """From a run to a bundle: bake, write the graph in every precision, verify, and move it into place."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from export.checks.old_classes import MAX_LOSS
 from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.checks.photo_evidence import gather_photos
+from export.checks.quality import Quality, VerdictError, quality_of
 from export.checks.remembering import PublishError, put_on_shelf
 from export.checks.trunk_parity import verify_trunk, write_trunk
 from export.graph.assemble import GraphPlan, write_graph
@@ -50,7 +53,7 @@ from training.show.suggest import unknown_name
 
 GOLDEN_IMAGES, GOLDEN_PHOTOS = 8, 3
 VERIFIED_IMAGES = 21
-EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, TrunkError, WriteError)
+EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, TrunkError, VerdictError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
 PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 
@@ -120,7 +123,7 @@ class Exporter:
         write_graph(self.folder, partial(bake_task, network, decider.scorers), plan)
         return open_written(self.folder, precision)
 
-    def seal(self, metrics: dict[str, Any], before: Bundle | None) -> Manifest:
+    def seal(self, quality: Quality, before: Bundle | None) -> Manifest:
         """Write the rule, the golden answers and the manifest."""
         run = self.run
         graphs = {path.name: describe_file(path) for path in sorted(self.folder.iterdir())}
@@ -138,7 +141,8 @@ class Exporter:
             tasks=self.tasks(graphs, before),
             before=before and before.manifest.version,
             cascade=self.cascade,
-            metrics=metrics,
+            verdict=quality.verdict,
+            metrics=quality.metrics,
             versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
             verification=self.verification,
         )
@@ -243,22 +247,27 @@ def export(
     decision: str = AUTO,
     shelf: Shelf | None = None,
     quarantine: Address | None = None,
+    force: bool = False,
+    max_loss: float | None = None,
     trunk_weights: Path | None = None,
 ) -> Exported:
     """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
 
-    `data` and `quarantine` are where the images of the run are now, if not where it learned from.
+    `data` and `quarantine` are where the images of the run are now, if not where it learned from. A run that does not
+    work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL, needs `force`.
     """
     for precision in precisions or ():
         if precision not in PRECISIONS:
             raise WriteError(unknown_name("precision", precision, PRECISIONS))
-    run, metrics = _open(folder, decision), _metrics(folder)
+    run = _open(folder, decision)
     before = _current(shelf) if shelf else _replaced(out)
     if shelf and before and decision == AUTO and run.decider.name != before.rule.score:
         # Answers for earlier tasks must stay as they are.
         note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
         run = _open(folder, before.rule.score)
     trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights)
+    quality = quality_of(folder, run, data, quarantine)
+    quality.check(folder, force=force)
     evidence = gather(run, data, quarantine) if trunk is None else gather_photos(run, trunk, data, quarantine)
     if precisions is None:
         # Servers may require the precisions that the shelf has offered so far.
@@ -276,7 +285,7 @@ def export(
         else:
             exporter = TrunkExporter(run, fresh, evidence, trunk)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
-        manifest = exporter.seal(metrics, before)
+        manifest = exporter.seal(quality, before)
         exporter.open_as_server()
         for reason in evidence.missing:
             note(f"no {evidence.kind} images of {reason}")
@@ -284,7 +293,8 @@ def export(
             found = len(evidence) + evidence.left_out
             note(f"{len(evidence)} of {found} {evidence.kind} images were used, evenly by task")
         if shelf is not None:
-            return Exported(put_on_shelf(fresh, shelf, before, evidence), manifest)
+            loss = math.inf if force else MAX_LOSS if max_loss is None else max_loss
+            return Exported(put_on_shelf(fresh, shelf, before, evidence, loss), manifest)
         move_into_place(fresh, out)
         return Exported(out, manifest)
 
@@ -314,15 +324,3 @@ def _open(folder: Path, decision: str) -> Run:
     except ValueError as error:
         # A decision or a setting that this run cannot have.
         raise RunError(f"{folder}: {error}") from error
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    path = folder / "metrics.json"
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise RunError(
-            f"{folder}: no metrics.json ({error.strerror}); finish it with `openworld fit --out {folder} --resume`"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{path}: not a JSON object: {error}") from None

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import escaped
 from training.options import CommandParser, run_command
 
 
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             print_trunk_inspection(bundle)
     except BundleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     return 0
 

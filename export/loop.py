@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from export.__main__ import add_gate_options
 from training.fit import add_quarantine_options, add_training_options, print_next_step, run_training
 from training.fit import make_parser as make_fit_parser
 from training.options import CommandParser, run_command
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="a finished run")
     parser.add_argument("--publish", type=Path, metavar="SHELF", help="export the run to this shelf afterwards")
     parser.add_argument("--resume", action="store_true", help="continue where learning stopped")
+    add_gate_options(parser)
     add_quarantine_options(parser)
     add_training_options(parser)
     chosen = parser.parse(words)
@@ -41,12 +43,12 @@ def learn_unknowns(chosen: argparse.Namespace, command: list[str]) -> int:
         if chosen.publish is None:
             print_next_step(plan)
         else:
-            publish(plan, chosen.publish)
+            publish(plan, chosen.publish, force=chosen.force, max_loss=chosen.max_loss)
 
     return run_training(chosen, command, afterwards, OSError, *EXPORT_ERRORS)
 
 
-def publish(plan: TrainingPlan, folder: Path) -> str:
+def publish(plan: TrainingPlan, folder: Path, *, force: bool, max_loss: float | None) -> str:
     """Export the run to a shelf and mark the images of its quarantine as learned; the published version.
 
     The version is that of the bundle that was written: another publisher may already have moved the link `current`.
@@ -55,7 +57,9 @@ def publish(plan: TrainingPlan, folder: Path) -> str:
     from export.exporter import export
     from serving.bundle.shelf import Shelf
 
-    exported = export(plan.folder, folder, shelf=Shelf(folder), quarantine=plan.quarantine)
+    exported = export(
+        plan.folder, folder, shelf=Shelf(folder), quarantine=plan.quarantine, force=force, max_loss=max_loss
+    )
     print(summary(exported))
     version = exported.manifest.version
     if plan.quarantine is not None:

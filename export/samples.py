@@ -22,14 +22,16 @@ MOST = 10
 
 
 def write_samples(run: Path, bundle: Path, out: Path) -> None:
-    """Write LABEL.png for each class, all of them or none."""
-    from export.graph.directory import fresh_directory, replace_directory
+    """Write LABEL.png for each class, all of them or none; only a folder of PNG files is replaced."""
+    from export.graph.directory import WriteError, fresh_directory, replace_directory
     from serving.bundle.model import Model
     from training.data.images import picture
     from training.data.opening import open_sources
     from training.data.reread import reread
     from training.store.checkpoint import read_config
 
+    if out.exists() and (not out.is_dir() or any(path.suffix != ".png" for path in out.iterdir())):
+        raise WriteError(f"{out} exists and holds more than samples: choose another --out or remove it")
     config = read_config(run)
     source, _ = open_sources(config).test_images()
     model = Model.load(bundle, provider="cpu")

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import escaped
 from training.options import CommandParser, run_command
 
 
@@ -21,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         for precision in bundle.manifest.precisions:
             Model.load(chosen.bundle, provider="cpu", precision=precision).self_test()
     except BundleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     manifest = bundle.manifest
     print(

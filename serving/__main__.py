@@ -5,11 +5,13 @@ Checks the address and runs `bentoml serve serving.service:OpenWorld` with a bou
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import escaped
 from serving.host import address
 from serving.host.command import ServingParser
 from serving.host.preflight import CANNOT_SERVE
@@ -29,13 +31,16 @@ def main(arguments: list[str] | None = None, program: str = "openworld serve") -
     os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
     try:
         settings = Settings.from_environment()
-        address.check_free(chosen.host, chosen.port)
-    except (SettingsError, address.ListenError) as error:
-        print(error, file=sys.stderr)
+        host = chosen.host or address.host(address.default_host(settings.api_key))
+        address.check_free(host, chosen.port)
+    except (SettingsError, address.ListenError, argparse.ArgumentTypeError) as error:
+        print(escaped(error), file=sys.stderr)
         return CANNOT_SERVE
     # Without a timeout, a client that stops reading would keep the server from ending.
     timeout = f"--timeout-graceful-shutdown={math.ceil(settings.deadline) + GRACE}"
-    options = [f"--host={chosen.host}", f"--port={chosen.port}", timeout]
+    # The service warns if everyone can reach it and it has no key.
+    os.environ[address.HOST_VARIABLE] = host
+    options = [f"--host={host}", f"--port={chosen.port}", timeout]
     os.execv(sys.executable, [sys.executable, "-m", "bentoml", "serve", SERVICE, *options])
 
 
@@ -48,13 +53,12 @@ def _parser(program: str) -> ServingParser:
     parser.add_argument(
         "bundle", nargs="?", type=Path, metavar="BUNDLE", help="the bundle directory; default: OPENWORLD_BUNDLE"
     )
-    host, port = os.environ.get("BENTOML_HOST", "0.0.0.0"), os.environ.get("BENTOML_PORT", "3000")
     parser.add_argument(
         "--host",
         type=address.host,
-        default=host,
-        help="the IP address to listen on; default: all (0.0.0.0)",
+        help="the IP address to listen on; default: 127.0.0.1, or all addresses (0.0.0.0) if there is an API key",
     )
+    port = os.environ.get("BENTOML_PORT", "3000")
     parser.add_argument("--port", type=address.port, default=port, help="the TCP port to listen on; default: 3000")
     return parser
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from serving.bundle.errors import BundleError, ProviderError
 from serving.bundle.model import Model
 from serving.bundle.pixels import LIMITS
+from serving.bundle.terminal import escaped
 from serving.errors import RequestError, UnreadableFileError
 from serving.host.command import ServingParser
 from serving.http.schemas import error_answer
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "openworld predi
         model.self_test()
         wanted = PredictionOptions.for_model(model, task=options.task, alpha=options.alpha, top=options.top)
     except (SettingsError, BundleError, ProviderError, RequestError) as error:
-        print(error, file=sys.stderr)
+        print(escaped(error), file=sys.stderr)
         return BAD_BUNDLE
     answered = [_print_answer(model, path, wanted) for path in options.images]
     return 0 if all(answered) else BAD_IMAGE

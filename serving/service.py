@@ -17,7 +17,9 @@ from bentoml.validators import ContentType
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.bundle.errors import BundleError
+from serving.bundle.terminal import escaped
 from serving.errors import RequestError
+from serving.host.address import default_host, is_loopback
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import request_large_pages
 from serving.host.preflight import CANNOT_SERVE, bentoml_home, check_in_child, create_group, first_bundle
@@ -44,6 +46,7 @@ def _settings() -> Settings:
 @bentoml.service(
     name="openworld",
     workers=plan_cpus(_settings(), available_cpus()).workers,
+    http={"host": default_host(_settings().api_key)},
     traffic={"timeout": max(MIN_TIMEOUT, _settings().deadline) + MARGIN},
     # The web application has metrics and a log of its own.
     metrics={"enabled": False},
@@ -67,8 +70,11 @@ class OpenWorld:
             if settings.swappable:
                 os.environ[variable("group")] = str(create_group(settings, bundle, bentoml_home()).folder)
         except (SettingsError, BundleError) as error:
-            print(error, file=sys.stderr)
+            print(escaped(error), file=sys.stderr)
             sys.exit(CANNOT_SERVE)
+        host = default_host(settings.api_key)
+        if settings.api_key is None and not is_loopback(host):
+            log.warning("no API key (OPENWORLD_API_KEY): everyone who can reach %s can request predictions", host)
         if importlib.util.find_spec("httptools") is not None:
             log.warning(
                 "httptools is installed and used by uvicorn; uninstall it: it does not limit headers and trailers"

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 REPORT_LINE = "report_line"
-WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("default", "loop", "precisions", "readme")}
-"""Test files that need the embedded default run, which takes minutes to train."""
+DEFAULT = "tests/e2e/test_default.py"
+WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("loop", "precisions", "readme")}
+"""The test file whose process learns the embedded default, which takes minutes, and others that need it."""
+BEFORE_DEFAULT = ("tests/e2e/", "tests/export/", "tests/models/", "tests/recipes/")
+"""Tests that run while the default is learned."""
 
 ReportLine = Callable[[str], None]
 
@@ -49,13 +52,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
-        """All tests of a file run in one process, so its fixtures run once; so do the files that share the default."""
+        """All tests of a file run in one process, so its fixtures run once."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "default" if file in WITH_DEFAULT else file
+            return nodeid.partition("::")[0]
 
     return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The process that learns the default begins with it; tests that need it wait until it is likely to be there."""
+
+    def turn(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        if file == DEFAULT:
+            return 0
+        if file in WITH_DEFAULT:
+            return 2
+        return 1 if file.startswith(BEFORE_DEFAULT) else 3
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True)

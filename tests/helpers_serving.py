@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
 from PIL import Image
 from pydantic import ValidationError
 
@@ -43,6 +41,10 @@ from serving.bundle.manifest import (
     sha256,
 )
 from serving.bundle.model import Model
+from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +56,15 @@ http_get, http_post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, 
 LABELS = (("red", "green"), ("blue", "yellow"))
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 GRAPH = graph_name("fp32")
+WORKS, FAILS = (
+    summarise(
+        PartVerdict(grade="good", numbers="WP 100.0 % of 99 test images, guessing 50.0 %"),
+        PartVerdict(grade=grade, numbers=f"TP {share} % of 99 test images, guessing 50.0 %", advice=advice),
+        PartVerdict(grade="weak", numbers="AUROC 0.700, guessing 0.5", advice="More images help."),
+    )
+    for grade, share, advice in (("good", 100.0, ""), ("not working", 51.5, "Longer training helps."))
+)
+"""Verdicts on a run that works, and on one that does not predict the task."""
 GREY = (128, 128, 128)
 """A colour far from every class, and therefore unknown."""
 
@@ -61,7 +72,9 @@ GREY = (128, 128, 128)
 def tiny_graph(spec: ImageSpec = SPEC) -> ModelProto:
     """Logits are -8 times the squared distance of the mean colour to four prototypes; distances are its log."""
     prototypes = np.array([COLOURS[label] for task in LABELS for label in task], dtype=np.float32)[None] / 255
-    # This imports PyTorch, which takes seconds; most processes that tests start write no graph.
+    # These import onnx and PyTorch, which takes seconds; most processes that tests start write no graph.
+    from onnx import TensorProto, helper
+
     from export.graph.assemble import write_decision
     from export.graph.writer import GraphWriter
 
@@ -111,13 +124,16 @@ def write_bundle(
     graph: ModelProto | None = None,
     golden: Mapping[str, NDArray[Any]] | None = None,
     precisions: Sequence[str] = ("fp32",),
+    verdict: RunVerdict | None = None,
 ) -> Path:
     """Write a complete, valid bundle, except for the given parts; all precisions contain the same graph."""
     folder.mkdir(parents=True, exist_ok=True)
     graph_bytes = (graph or tiny_graph()).SerializeToString()
     if golden is None:
         pixels = golden_pixels()
-        session = ort.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(tiny_graph().SerializeToString(), providers=["CPUExecutionProvider"])
         computed = session.run(list(OUTPUT_NAMES), {INPUT_NAME: pixels})
         golden = {INPUT_NAME: pixels, **dict(zip(OUTPUT_NAMES, computed, strict=True))}
     outputs = {name: values for name, values in golden.items() if name != INPUT_NAME}
@@ -146,6 +162,7 @@ def write_bundle(
         ),
         before=None,
         cascade=Cascade(candidates=None, agreement=None, images=0),
+        verdict=verdict or WORKS,
         metrics={"accuracy": 1.0},
         versions={"numpy": np.__version__},
         verification={precision: {"max_logit_difference": 0.0} for precision in precisions},
@@ -220,10 +237,12 @@ def server_environment(home: Path, bundle: Path | None, settings: Mapping[str, s
 SOURCE = "serving.service:OpenWorld"
 
 
-def serve_command(port: int, python: str = sys.executable, target: str | None = None) -> list[str]:
+def serve_command(
+    port: int, python: str = sys.executable, target: str | None = None, host: str | None = "127.0.0.1"
+) -> list[str]:
     """Our own command; BentoML's, if a target is given."""
     command = ["serving"] if target is None else ["bentoml", "serve", target]
-    return [python, "-m", *command, "--host", "127.0.0.1", "--port", str(port)]
+    return [python, "-m", *command, *(("--host", host) if host else ()), "--port", str(port)]
 
 
 def refused(
@@ -266,6 +285,7 @@ def serving(
     cwd: Path = ROOT,
     python: str = sys.executable,
     settings: Mapping[str, str] | None = None,
+    host: str | None = "127.0.0.1",
 ) -> Iterator[Server]:
     """A real server in a separate process, from ready to stopped."""
     port = free_port()
@@ -273,7 +293,7 @@ def serving(
     log = home / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            serve_command(port, python, target),
+            serve_command(port, python, target, host),
             cwd=cwd,
             env=server_environment(home, bundle, settings),
             stdout=output,

@@ -130,6 +130,12 @@ def test_a_replica_has_time_to_finish(pod: dict[str, Any], container: dict[str, 
     assert pod["terminationGracePeriodSeconds"] > pause + int(seconds)
 
 
+def test_a_replica_has_a_key(container: dict[str, Any]) -> None:
+    (key,) = [entry for entry in container["env"] if entry["name"] == "OPENWORLD_API_KEY"]
+    assert not key["valueFrom"]["secretKeyRef"].get("optional", False), "it listens on all interfaces"
+    assert 'OPENWORLD_API_KEY="$KEY"' in GUIDE.read_text()
+
+
 def test_only_settings_that_exist_are_set(container: dict[str, Any]) -> None:
     (patched,) = manifest("shared-bundle/mount.yaml")["spec"]["template"]["spec"]["containers"]
     assert patched["name"] == container["name"]
@@ -210,7 +216,11 @@ def test_the_image_is_small_unprivileged_and_without_training(dockerfile: str, p
     assert int(user) == pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"]
     assert "EXPOSE 3000" in dockerfile
     assert "torch" not in dockerfile
-    for name, value in {"BENTOML_DO_NOT_TRACK": "True", "ORT_DISABLE_TELEMETRY": "1"}.items():
+    for name, value in {
+        "BENTOML_DO_NOT_TRACK": "True",
+        "ORT_DISABLE_TELEMETRY": "1",
+        "BENTOML_HOST": "0.0.0.0",
+    }.items():
         assert f"ARG {name}={value}" in dockerfile
         assert f"ENV {name}=${name}" in dockerfile
 

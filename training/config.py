@@ -7,6 +7,7 @@ from pydantic import ConfigDict
 
 from models.config import NetworkConfig
 from models.trunks.trunk import TrunkSpec
+from serving.bundle.labels import check_labels
 from serving.bundle.manifest import ImageSpec
 
 VECTOR = (1, 1)
@@ -155,9 +156,7 @@ class RunConfig:
         labels = self.labels
         if 0 < self.buffer < len(labels):
             raise ValueError(f"buffer is {self.buffer}; allowed: 0, or one or more per class ({len(labels)})")
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ValueError(f"each class belongs to one task; given twice: {', '.join(twice)}")
+        check_labels(labels)
         if not self.lessons or not all(lesson.tasks and all(lesson.tasks) for lesson in self.lessons):
             raise ValueError('every task needs at least one class, such as "cat,dog; ship,truck"')
 

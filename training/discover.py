@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
 
+from serving.bundle.terminal import log_to_terminal
 from training.options import CommandParser, add_json_option, report_errors, run_command
 
 
@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--min-size", type=int, default=10, metavar="N", help="smallest group (default: %(default)s)")
     add_json_option(parser)
     chosen = parser.parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_terminal()
 
     from serving.bundle.errors import BundleError, ProviderError
 

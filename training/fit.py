@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from models.backbones import BACKBONES
 from models.masks import MECHANISMS
 from models.trunks import DEFAULT_TRUNK, TRUNKS
+from serving.bundle.terminal import escaped, log_to_terminal
 from training.options import (
     DEFAULT_RUN,
     LOSSES,
@@ -147,8 +148,7 @@ def run_training(
     from training.show.console import CLOCK_TIME, Reporter
 
     reporter, plan = Reporter(), None
-    line = "%(message)s" if reporter.console.is_terminal else "%(asctime)s %(message)s"
-    logging.basicConfig(level=logging.INFO, format=line, datefmt=CLOCK_TIME, stream=sys.stderr)
+    log_to_terminal(clock=None if reporter.console.is_terminal else CLOCK_TIME)
     user_errors: tuple[type[Exception], ...] = (RunError, DataError, TrunkError, ValueError, *also)
     try:
         with process_group():
@@ -161,7 +161,7 @@ def run_training(
             if is_main():
                 afterwards(plan)
     except user_errors as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nstopped; {how_to_continue(plan, chosen)}", file=sys.stderr)

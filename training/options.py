@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from serving.bundle.terminal import escaped
 from training.show.suggest import did_you_mean
 
 LOSSES = ("csi", "ce")
@@ -165,7 +166,7 @@ def report_errors(work: Callable[[], int | None], *also: type[Exception]) -> int
     try:
         return work() or 0
     except user_errors as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)

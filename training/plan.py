@@ -226,6 +226,10 @@ def how_to_continue(plan: TrainingPlan | None, chosen: argparse.Namespace) -> st
     words += [word for name in chosen.log for word in ("--log", name)]
     words += ["--compile"] if chosen.compile else []
     words += ["--publish", str(chosen.publish)] if chosen.publish else []
+    # Options of learn-unknowns only.
+    allowed = vars(chosen)
+    words += ["--max-loss", f"{allowed['max_loss']:g}"] if allowed.get("max_loss") is not None else []
+    words += ["--force"] if allowed.get("force") else []
     return f"continue with: {shlex.join(words)}"
 
 

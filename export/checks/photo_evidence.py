@@ -39,9 +39,12 @@ def gather_photos(run: Run, trunk: Trunk, data: str | None = None, quarantine: A
     pixels = [np.empty((0, *spec.shape), np.uint8), *(each for each, _ in kept.values())]
     encoded = [np.empty((0, trunk.spec.dim), np.float32), *(images.pixels for _, images in kept.values())]
     tasks = [task for task, (_, images) in kept.items() for _ in images.labels]
+    place = {label: class_id for class_id, label in enumerate(run.config.labels)}
+    class_ids = [place[str(label)] for _, images in kept.values() for label in images.labels]
     return Evidence(
         pixels=np.concatenate(pixels),
         tasks=np.array(tasks, int),
+        class_ids=np.array(class_ids, int),
         missing=tuple(missing),
         left_out=sum(_counts(found).values()) - len(tasks),
         encoded=np.concatenate(encoded),

@@ -13,7 +13,7 @@ from models.network import Network
 from training.data.images import DataError
 from training.data.quarantined import Address
 from training.data.sources import Sources
-from training.data.tasks import task_data
+from training.data.tasks import Batchable, task_data
 from training.learn.measurements import task_measurements
 from training.run import Run
 
@@ -30,10 +30,11 @@ CHANGED = "its images have changed since it was learned"
 
 @dataclass(frozen=True)
 class Evidence:
-    """Images of a run and the task of each. `missing` names the tasks whose images are gone, and why."""
+    """Images of a run, with task and class of each. `missing` names the tasks whose images are gone, and why."""
 
     pixels: NDArray[np.uint8]
     tasks: NDArray[np.integer]
+    class_ids: NDArray[np.integer]
     missing: tuple[str, ...]
     left_out: int = 0
     """The number of available images beyond MOST_IMAGES."""
@@ -55,16 +56,24 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
         except DataError as error:
             missing.append(f"task {task}: {error}")
     found = sum(map(len, held_back.values()))
-    for task, chosen in evenly({task: len(images) for task, images in held_back.items()}).items():
-        if remembers(run.need_network("evidence"), task, held_back[task], chosen):
-            held_back[task] = held_back[task][chosen]
-        else:
-            found -= len(held_back.pop(task))
-            missing.append(f"task {task}: {CHANGED}")
     pixels = [np.empty((0, *run.config.preset.image.shape), np.uint8)]
-    pixels += [images.permute(0, 2, 3, 1).numpy() for images in held_back.values()]
-    tasks = np.repeat(list(held_back), [len(images) for images in held_back.values()]).astype(int)
-    return Evidence(np.ascontiguousarray(np.concatenate(pixels)), tasks, tuple(missing), found - len(tasks))
+    tasks, class_ids = [], [np.empty(0, int)]
+    for task, chosen in evenly({task: len(images) for task, images in held_back.items()}).items():
+        images = held_back[task]
+        if remembers(run.need_network("evidence"), task, images.pixels, chosen):
+            pixels.append(images.pixels[chosen].permute(0, 2, 3, 1).numpy())
+            tasks += [task] * len(chosen)
+            class_ids.append(run.rule.columns[task].start + images.local_classes[chosen].numpy())
+        else:
+            found -= len(images)
+            missing.append(f"task {task}: {CHANGED}")
+    return Evidence(
+        np.ascontiguousarray(np.concatenate(pixels)),
+        np.array(tasks, int),
+        np.concatenate(class_ids),
+        tuple(missing),
+        found - len(tasks),
+    )
 
 
 def evenly(counts: Mapping[int, int], most: int = MOST_IMAGES) -> dict[int, NDArray[np.integer]]:
@@ -76,17 +85,17 @@ def evenly(counts: Mapping[int, int], most: int = MOST_IMAGES) -> dict[int, NDAr
     }
 
 
-def _held_back(run: Run, sources: Sources, task: int) -> Tensor:
-    """The task's validation images, uint8 [n, channels, height, width]; a DataError if their number has changed."""
+def _held_back(run: Run, sources: Sources, task: int) -> Batchable:
+    """The task's validation images; a DataError if their number has changed."""
     config = run.config
     source = sources.of(config.lesson_of(task))
     present = set(source.train.labels.tolist())
     if gone := [label for label in config.tasks[task] if label not in present]:
         raise DataError(f"no image of {', '.join(map(repr, gone))} is left")
-    pixels = task_data(source, config, task, torch.device("cpu")).validation.pixels
-    if len(pixels) != len(run.need_network("evidence").detector(task).own.means()["logits"]):
+    images = task_data(source, config, task, torch.device("cpu")).validation
+    if len(images) != len(run.need_network("evidence").detector(task).own.means()["logits"]):
         raise DataError(CHANGED)
-    return pixels
+    return images
 
 
 def remembers(network: Network, task: int, pixels: Tensor, chosen: NDArray[np.integer]) -> bool:

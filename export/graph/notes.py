@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from serving.bundle.terminal import escaped
+
 SILENT_SECONDS = 10.0
 """Work that takes longer reports its progress."""
 
@@ -12,7 +14,7 @@ Item = TypeVar("Item")
 
 
 def note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print(f"note: {escaped(text)}", file=sys.stderr, flush=True)
 
 
 def counted(items: Sequence[Item], what: str) -> Iterator[Item]:

@@ -15,7 +15,8 @@ and both can be compared between tasks although no two tasks ever saw the same i
   at least alpha. If the scores are of validation images, this accepts at least 1 - alpha of every task's own images on
   average, whatever is learned later. If scores of left-out training images are among them, the share is measured to be
   close to 1 - alpha, and not proven: the network has seen these images, though the detectors have not.
-  A p-value is never below 1 / (N_k + 1), so a task with fewer than 1 / alpha scores rejects no image.
+  A p-value is never below 1 / (N_k + 1), so a task with fewer than 1 / alpha scores rejects no image. Its unknown
+  scores stay within the threshold, so that an image is known exactly if its unknown score is within it.
 """
 
 from __future__ import annotations
@@ -153,6 +154,22 @@ class Rule(BaseModel):
         level = self.alpha if alpha is None else alpha
         return np.flatnonzero(self.least_p_values >= level).tolist()
 
+    def unknown_scores(self, scores: Array, alpha: float) -> Array:
+        """The surprise at scores [batch, tasks], within the threshold for tasks that cannot reject at this alpha.
+
+        Where such a task's surprise exceeds that of its least p-value, it approaches the threshold without passing it,
+        so that images keep their order.
+        """
+        surprise = self.surprise(scores)
+        limit = threshold(alpha)
+        for task in self.blind_tasks(alpha):
+            column = surprise[:, task]
+            last = -np.log10(self.least_p_values[task])
+            beyond, room = np.maximum(column - last, 0.0), max(limit - last, 0.0)
+            bounded = last + room * beyond / (beyond + room) if room else last
+            surprise[:, task] = np.minimum(np.where(beyond > 0, bounded, column), limit)
+        return surprise
+
     @cached_property
     def _ends(self) -> tuple[Array, Array]:
         """Where each task's p-value curve ends, and its tail."""
@@ -184,7 +201,7 @@ class Verdicts(NamedTuple):
     task: NDArray[np.int64]  # [batch]
     known: NDArray[np.bool_]  # [batch]
     p_value: Array  # [batch]
-    unknown_score: Array  # [batch], -log10 of the p-value; below the least p-value it is extrapolated, for ranking
+    unknown_score: Array  # [batch], -log10 of the p-value, beyond the least p-value extrapolated; above: unknown
     task_unknown_score: Array  # [batch, tasks]
     p_task: Array  # [batch, tasks]
     p_within_task: Array  # [batch, classes]
@@ -192,7 +209,7 @@ class Verdicts(NamedTuple):
 
 
 def threshold(alpha: float) -> float:
-    """-log10(alpha): the unknown_score above which an image is unknown to a task that can reject any."""
+    """-log10(alpha): the unknown_score above which an image is unknown."""
     return float(-np.log10(alpha))
 
 
@@ -213,7 +230,8 @@ def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
 def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
     """Decide every row of a batch; with `given_task` only among that task's classes (task-incremental learning)."""
     scores, p_task, p_within_task, probability = (outputs[name] for name in OUTPUT_NAMES[len(NETWORK_NAMES) :])
-    surprise = rule.surprise(scores)
+    level = rule.alpha if alpha is None else alpha
+    surprise = rule.unknown_scores(scores, level)
     least = rule.least_p_values
     if given_task is None:
         unknown_score, least_p_value = surprise.min(axis=1), least.max()
@@ -223,11 +241,10 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
         p_task[:, given_task] = 1.0
         probability = p_within_task * p_task[:, rule.task_of_class]
     class_id = probability.argmax(axis=1)
-    level = rule.alpha if alpha is None else alpha
     return Verdicts(
         class_id=class_id,
         task=rule.task_of_class[class_id],
-        known=(unknown_score <= threshold(level)) | (least_p_value >= level),
+        known=unknown_score <= threshold(level),
         p_value=np.maximum(10**-unknown_score, least_p_value),
         unknown_score=unknown_score,
         task_unknown_score=surprise,

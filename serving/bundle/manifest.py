@@ -12,16 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
+from serving.bundle.arrays import read_arrays
 from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.errors import BundleError
+from serving.bundle.files import MOST_BYTES, MOST_METADATA, read_regular
+from serving.bundle.labels import check_labels
 from serving.bundle.layout import GOLDEN, MANIFEST, POOLED, RULE, TRUNK, detector_name, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
+from serving.bundle.run_verdict import RunVerdict
 
 FORMAT = 6
 """The version of the format. A change that an older reader would misread gets a new number."""
@@ -118,6 +122,7 @@ class Manifest(_Section):
     decision: str = Field(description="the name of the unknown score that decides")
     alpha: float
     threshold: float
+    verdict: RunVerdict = Field(description="how good the run is")
     metrics: dict[str, Any]
     versions: dict[str, str]
     verification: dict[str, dict[str, float]]
@@ -133,6 +138,10 @@ class Manifest(_Section):
                     f"expected {position} and {expected}: tasks and classes are numbered in order"
                 )
             expected += len(task.labels)
+        check_labels(self.labels)
+        for name, text in (("name", self.name), ("method", self.method), ("preset", self.preset)):
+            if not text.isprintable():
+                raise ValueError(f"{name}: got {text!r}; allowed: printable characters")
         if unknown := [name for name in self.precisions if name not in PRECISIONS]:
             raise ValueError(f"precisions: got {', '.join(unknown)}; allowed: {', '.join(PRECISIONS)}")
         if self.trunk and (self.image.shape != (self.trunk.size, self.trunk.size, 3) or self.precisions != ("fp32",)):
@@ -190,9 +199,8 @@ class Bundle:
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """The arrays in a checked file of a bundle with a trunk: its classifier, or the detector of a task."""
         try:
-            with np.load(io.BytesIO(self._read(name)), allow_pickle=False) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            return read_arrays(self._read(name))
+        except (OSError, ValueError) as error:
             raise BundleError(f"{self.path / name}: {error}; {EXPORT_AGAIN}") from error
 
     def check(self) -> None:
@@ -283,7 +291,8 @@ def load_bundle(path: str | Path) -> Bundle:
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        # This parser limits the depth of nested lists.
+        content = from_json(read_regular(path, MOST_METADATA))
     except FileNotFoundError:
         raise BundleError(f"{folder}: no {MANIFEST}, so this is not a bundle") from None
     except (OSError, ValueError) as error:
@@ -308,9 +317,9 @@ def _read_manifest(folder: Path) -> Manifest:
 def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
     path, info = folder / name, manifest.files[name]
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MOST_METADATA if name in (RULE, GOLDEN) else MOST_BYTES)
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error}") from error
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
     if (got := sha256(content)) != info.sha256:
         raise BundleError(
             f"{path}: corrupt: sha256 {got[:12]} of {len(content)} bytes; "
@@ -322,13 +331,13 @@ def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
 def _read_golden(folder: Path, manifest: Manifest) -> Golden:
     content, image = _read_checked(folder, manifest, GOLDEN), manifest.image
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            pixels = stored[INPUT_NAME]
-            outputs = {
-                precision: {name: stored[f"{precision}.{name}"] for name in OUTPUT_NAMES}
-                for precision in manifest.precisions
-            }
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        stored = read_arrays(content)
+        pixels = stored[INPUT_NAME]
+        outputs = {
+            precision: {name: stored[f"{precision}.{name}"] for name in OUTPUT_NAMES}
+            for precision in manifest.precisions
+        }
+    except (ValueError, KeyError) as error:
         raise BundleError(f"{folder / GOLDEN}: {error}") from error
     if pixels.dtype != np.uint8 or pixels.shape[1:] != image.shape or len(pixels) == 0:
         raise BundleError(f"{folder / GOLDEN}: pixels are {pixels.dtype} {pixels.shape}; needed uint8 {image.shape}")

@@ -7,9 +7,25 @@ import ipaddress
 import os
 import socket
 
+HOST_VARIABLE = "BENTOML_HOST"
+LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"
+
 
 class ListenError(Exception):
     """A server cannot listen on the address that it was given."""
+
+
+def default_host(api_key: str | None) -> str:
+    """Where a server listens unless it is told: without a key, only programs on the same machine can reach it."""
+    return os.environ.get(HOST_VARIABLE) or (ALL if api_key else LOOPBACK)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def host(text: str) -> str:

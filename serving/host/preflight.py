@@ -14,6 +14,7 @@ from pathlib import Path
 
 from serving.bundle.errors import BundleError
 from serving.bundle.shelf import Shelf
+from serving.bundle.terminal import escaped
 from serving.settings import HOME, Settings
 from serving.swap.agreement import BundleLocation, SwapState, WorkerGroup
 
@@ -53,7 +54,7 @@ def check_in_child(bundle: Path) -> int:
     if code >= 0:
         return code
     reason = "; too little memory is the usual reason" if -code == signal.SIGKILL else ""
-    print(f"{bundle}: killed by {signal.Signals(-code).name} while it was tested{reason}", file=sys.stderr)
+    print(f"{escaped(bundle)}: killed by {signal.Signals(-code).name} while it was tested{reason}", file=sys.stderr)
     return 128 - code
 
 
@@ -72,7 +73,10 @@ def check(settings: Settings, bundle: Path) -> int:
 
             Store(settings.quarantine_url, settings.quarantine_images).close()
     except (BundleError, ProviderError, StoreError) as error:
-        print(error, file=sys.stderr)
+        print(escaped(error), file=sys.stderr)
+        return CANNOT_SERVE
+    except MemoryError:
+        print(f"{escaped(bundle)}: too little memory to load it", file=sys.stderr)
         return CANNOT_SERVE
     return 0
 

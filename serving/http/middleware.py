@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import MalformedRequestError, ParameterError, RequestError, ServerError, TooManyBytesError
+from serving.errors import (
+    DeadlineError,
+    MalformedRequestError,
+    ParameterError,
+    RequestError,
+    ServerError,
+    TooManyBytesError,
+)
 from serving.http.auth import ADMIN_PATHS, API_HEADERS, KEY_PATHS, PAGE_HEADERS, check_admin, check_change, check_key
 from serving.http.context import RequestContext
 from serving.http.responses import error_response, no_such_page
@@ -35,6 +43,7 @@ class RequestMiddleware:
         self._key = settings.api_key
         self._token = settings.admin_token
         self._tracing = settings.tracing
+        self._deadline = settings.deadline
         self._endpoints = endpoints
         self._log = RequestLog(settings.log) if settings.access_log else None
 
@@ -48,7 +57,7 @@ class RequestMiddleware:
         response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context)
         try:
             self._check(scope, context)
-            bounded = receive if scope["path"].startswith(KEY_PATHS) else _bounded(receive)
+            bounded = receive if scope["path"].startswith(KEY_PATHS) else _bounded(receive, self._deadline)
             # A GET route answers HEAD, too; the body is left out.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(inner, bounded, response.send)
@@ -123,13 +132,24 @@ def _check_parameters(query: bytes) -> None:
             raise ParameterError("parameter given twice", got=twice.decode("latin-1"), allowed="each parameter once")
 
 
-def _bounded(receive: Receive) -> Receive:
-    """Receive a body of a bounded number of bytes and JSON values."""
+def _bounded(receive: Receive, seconds: float) -> Receive:
+    """Receive a body of a bounded number of bytes and JSON values, within so many seconds from now."""
     size = parts = 0
+    until = asyncio.get_running_loop().time() + seconds
+    complete = False
 
     async def bounded() -> Message:
-        nonlocal size, parts
-        message = await receive()
+        nonlocal size, parts, complete
+        if complete:
+            # A client that keeps the connection open may take its time.
+            return await receive()
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            allowed = f"{seconds:g} seconds from the request's head to the end of its body"
+            raise DeadlineError("the deadline passed", got=f"{size} bytes of a body", allowed=allowed) from None
+        complete = not message.get("more_body", False)
         chunk = message.get("body", b"")
         size += len(chunk)
         parts += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query
+from fastapi.routing import APIRoute
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from serving.errors import DeadlineError, RequestError
 from serving.http.context import RequestContext
 from serving.http.inflight_bytes import InflightBytes
 from serving.http.openapi import FILE_SCHEMA, error_responses
-from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, error_answer, field
+from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, Number, Whole, error_answer, field
 from serving.http.upload import FORM, JSON, RAW, Upload, limit_for_many, limit_for_one, read_body
 from serving.inference.answers import DEFAULT_TOP, PredictionOptions
 from serving.inference.job import ReadImage
@@ -31,11 +31,11 @@ from serving.telemetry import metrics
 class PredictionQuery(ApiModel):
     """The parameters of a prediction."""
 
-    task: int | SkipJsonSchema[None] = field("predict within this task", 2, default=None, ge=0)
-    alpha: float | SkipJsonSchema[None] = field(
+    task: Whole | SkipJsonSchema[None] = field("predict within this task", 2, default=None, ge=0)
+    alpha: Number | SkipJsonSchema[None] = field(
         "share of known images that may be called unknown", 0.05, default=None, gt=0, lt=1
     )
-    top: int | SkipJsonSchema[None] = field(
+    top: Whole | SkipJsonSchema[None] = field(
         f"how many classes to list; {DEFAULT_TOP} by default", 3, default=None, ge=1
     )
 
@@ -46,7 +46,17 @@ class PredictionQuery(ApiModel):
         return PredictionOptions.for_model(loaded.model, task=self.task, alpha=self.alpha, top=self.top)
 
 
-SplitUpload = Callable[[Upload], Awaitable[Sequence[ReadImage]]]
+DEFAULTS = PredictionQuery()
+
+
+class Images(NamedTuple):
+    """The images of an upload, and the number of bytes that they are read from."""
+
+    read: Sequence[ReadImage]
+    size: int
+
+
+SplitUpload = Callable[[Upload], Awaitable[Images]]
 
 
 class Predictions:
@@ -81,29 +91,33 @@ class Predictions:
         queue.check_room()
         kind, announced = request.headers.get("content-type", ""), request.headers.get("content-length", "")
         request_id = RequestContext.of(request).request_id
-        async with self._deadline():
-            with self.inflight.request() as reserve:
-                # No variable refers to the upload: copies of its images need not keep it in memory.
-                images = await split(Upload(kind, await read_body(request.receive, announced, limit(kind), reserve)))
-                return await queue.predict(images, options, loaded, request_id=request_id, receive=request.receive)
-
-    async def _all_images(self, upload: Upload) -> Sequence[ReadImage]:
-        images = await asyncio.to_thread(upload.images, self._settings.max_images)
-        return [partial(_unwrap, image) for image in images]
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self) -> AsyncIterator[None]:
         seconds = self._settings.deadline
         try:
             async with asyncio.timeout(seconds):
-                yield
+                with self.inflight.request() as reserve:
+                    # No variable refers to the upload: copies of its images need not keep it in memory.
+                    images = await split(
+                        Upload(kind, await read_body(request.receive, announced, limit(kind), reserve))
+                    )
+                    return await queue.predict(
+                        images.read,
+                        options,
+                        loaded,
+                        request_id=request_id,
+                        receive=request.receive,
+                        size=images.size,
+                    )
         except TimeoutError:
             allowed = f"{seconds:g} seconds from the request's head to its answer"
             raise DeadlineError("the deadline passed", got="no answer", allowed=allowed) from None
 
+    async def _all_images(self, upload: Upload) -> Images:
+        images = await asyncio.to_thread(upload.images, self._settings.max_images)
+        return Images([partial(_unwrap, image) for image in images], len(upload.body))
 
-async def _single_image(upload: Upload) -> Sequence[ReadImage]:
-    return [upload.image]
+
+async def _single_image(upload: Upload) -> Images:
+    return Images([upload.image], len(upload.body))
 
 
 def _unwrap(image: bytes | RequestError) -> bytes:
@@ -160,7 +174,23 @@ _MANY_BODY = {
     },
 }
 
-router = APIRouter(responses=_ERRORS)
+
+class PredictionRoute(APIRoute):
+    """A request without parameters in its URL, as most are, needs none of FastAPI's parsing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        parse_and_handle = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            if request.scope["query_string"]:
+                return await parse_and_handle(request)
+            response: Response = await self.endpoint(request, DEFAULTS)
+            return response
+
+        return handle
+
+
+router = APIRouter(responses=_ERRORS, route_class=PredictionRoute)
 
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from serving.bundle.run_verdict import RunVerdict
 from serving.errors import RequestError
 
 SCHEMA = 1
@@ -16,6 +18,19 @@ UNKNOWN = "unknown"
 def field(description: str, example: Any, **rules: Any) -> Any:
     """A field with what the API document shows of it."""
     return Field(description=description, examples=[example], **rules)
+
+
+def _ascii_number(given: Any) -> Any:
+    """Refuse what only looks like a number in a query string or path: spaces, underscores, digits of other scripts."""
+    if isinstance(given, str) and _NUMBER.fullmatch(given) is None:
+        raise ValueError("a number with the digits 0 to 9")
+    return given
+
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", re.ASCII)
+Whole = Annotated[int, BeforeValidator(_ascii_number)]
+Number = Annotated[float, BeforeValidator(_ascii_number)]
+"""Numbers in query strings and paths."""
 
 
 class ApiModel(BaseModel):
@@ -36,7 +51,7 @@ class TaskAnswer(ApiModel):
 
     task: int = field("number of the task", 2)
     unknown_score: float = field("-log10 of the task's p-value, extrapolated; higher is more unknown", 1.431)
-    p_task: float = field("probability that the image belongs to this task", 0.904)
+    p_task: float = field("probability that the image belongs to this task, if it is of a known class", 0.904)
     best_label: str = field("the task's own best guess", "5")
 
 
@@ -46,7 +61,7 @@ class ClassAnswer(ApiModel):
     label: str = field("name of the class", "5")
     class_id: int = field("number of the class over all tasks", 5)
     task: int = field("task of the class", 2)
-    probability: float = field("p_within_task * p_task of this class", 0.822)
+    probability: float = field("p_within_task * p_task of this class, if the image is of a known class", 0.822)
 
 
 class Answer(ApiModel):
@@ -57,15 +72,24 @@ class Answer(ApiModel):
     best_guess: str = field("label of the best class, even if the image is unknown", "5")
     class_id: int = field("class of the best guess", 5)
     task: int = field("task of the best guess", 2)
-    confidence: float = field("p_within_task * p_task", 0.822)
+    confidence: float = field(
+        "p_within_task * p_task: the probability of best_guess if the image is of a known class. It may be high for an "
+        "unknown image; `known` and p_value tell whether the image is of a known class",
+        0.822,
+    )
     p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)
     p_task: float = field("probability of the best guess's task", 0.904)
     p_value: float = field("p-value of the task that fits the image best, or of the requested task", 0.0371)
     unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)
-    threshold: float = field("-log10 of alpha; a higher unknown_score is called unknown if rejects_unknown", 1.301)
+    threshold: float = field("-log10 of alpha; the image is unknown exactly if its unknown_score is higher", 1.301)
     alpha: float = field("share of known images that may be called unknown", 0.05)
     tasks: tuple[TaskAnswer, ...] = Field(description="outputs of every task, in order")
     top: tuple[ClassAnswer, ...] = Field(description="the most probable classes, best first")
+    warning: str | None = field(
+        "what does not work in this model, so that its answers cannot be relied on; null if nothing was found",
+        None,
+        default=None,
+    )
     model: ModelName
 
 
@@ -168,6 +192,7 @@ class ModelDescription(ApiModel):
     precision: str = field("precision of the network's arithmetic", "int8")
     precisions: tuple[str, ...] = field("precisions in the bundle", ["fp32", "int8"])
     cascade: CascadeDescription
+    verdict: RunVerdict = Field(description="how good the model is: measured before export, in words")
     max_batch: int = field("largest batch of waiting images; 1 if batches are not faster", 1)
     metrics: dict[str, Any] = field("measured before export on images that were not trained on", {"cil_accuracy": 0.97})
     versions: dict[str, str] = field("versions of the packages that wrote the bundle", {"torch": "2.14.1"})

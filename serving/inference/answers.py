@@ -53,6 +53,7 @@ class AnswerFormatter:
         self._labels = manifest.labels
         self._tasks = [(task.task, task.first_class_id, task.labels) for task in manifest.tasks]
         self._task_of_class = [task.task for task in manifest.tasks for _ in task.labels]
+        self._warning = manifest.verdict.warning
         self._model = {"name": manifest.name, "version": manifest.version}
 
     def fields(self, verdicts: Verdicts, row: int, options: PredictionOptions) -> dict[str, Any]:
@@ -75,6 +76,7 @@ class AnswerFormatter:
             "alpha": options.alpha,
             "tasks": self._task_answers(verdicts.task_unknown_score[row].tolist(), p_task, p_within_task),
             "top": self._class_answers(verdicts, row, options.top),
+            "warning": self._warning,
             "model": self._model,
         }
 

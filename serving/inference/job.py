@@ -40,6 +40,8 @@ class Job:
     """The number of images in its request."""
     content: bytes | None = None
     image: Image | None = None
+    work: int = 0
+    """Of decoding, in pixels, by the header of the image file."""
     large: bool = False
     """Whether decoding takes so much time and memory that only one such image is decoded at a time."""
     features: NDArray[np.float32] | None = None
@@ -61,7 +63,8 @@ class Job:
         self.queue_seconds = started - self.queued_at
         content = self.read()
         self.image = open_image(content, limits)
-        self.large = decoding_work(self.image) > LARGE or len(content) > LARGE_FILE
+        self.work = decoding_work(self.image)
+        self.large = self.work > LARGE or len(content) > LARGE_FILE
         if keep_content:
             self.content = content
         self.queued_at = time.perf_counter()

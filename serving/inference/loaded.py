@@ -17,6 +17,8 @@ CUDA_BATCH = CPU_BATCH = 32
 TRIAL_BATCH, TRIAL_RUNS, TRIAL_SECONDS = 8, range(1, 5), 0.1
 WORTH_IT = 0.75
 """Batches are used if an image in a batch costs at most this share of what it costs alone."""
+QUICK_SECONDS = 0.002
+"""A graph that takes no longer for an image may run on the event loop; other requests hardly notice such a pause."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +29,15 @@ class LoadedModel:
     max_batch: int
     formatter: AnswerFormatter
     default_options: PredictionOptions
+    quick: bool = False
+    """Whether the graph may run on the event loop."""
 
     @classmethod
     def prepare(cls, model: Model, max_batch: int = 0) -> LoadedModel:
-        """Measure the batch size unless it is given."""
+        """Measure the graph, and the batch size unless it is given."""
         formatter, options = AnswerFormatter(model.manifest), PredictionOptions.for_model(model)
-        return cls(model, max_batch or best_batch(model), formatter, options)
+        alone = _fastest(model, 1)
+        return cls(model, max_batch or best_batch(model, alone), formatter, options, alone <= QUICK_SECONDS)
 
     @property
     def version(self) -> str:
@@ -44,11 +49,14 @@ class LoadedModel:
         return self.model.bundle.path
 
 
-def best_batch(model: Model) -> int:
-    """The largest batch: large on a GPU; on a CPU only if batches are measured to be faster, else 1."""
+def best_batch(model: Model, alone: float) -> int:
+    """The largest batch: large on a GPU; on a CPU only if batches are measured to be faster, else 1.
+
+    `alone` is the number of seconds that an image takes alone.
+    """
     if model.provider == CUDA:
         return CUDA_BATCH
-    alone, in_batch = _fastest(model, 1), _fastest(model, TRIAL_BATCH) / TRIAL_BATCH
+    in_batch = _fastest(model, TRIAL_BATCH) / TRIAL_BATCH
     faster = in_batch <= WORTH_IT * alone
     figures = f"{1000 * alone:.2f} ms alone and {1000 * in_batch:.2f} ms in a batch of {TRIAL_BATCH}"
     log.info("an image takes %s: batches are %s", figures, "on" if faster else "off")

@@ -2,7 +2,8 @@
 
 Threads decode images. Whichever of them finds the graph idle runs it for everything that is decoded by then, so a
 batch is what arrived while the last one ran, and nobody ever waits for a batch to fill. If batches are not faster, one
-image is run at a time. The event loop only submits images and takes answers back.
+image is run at a time. The event loop only submits images and takes answers back, except for small images and a quick
+graph: passing an image to a thread and back would take longer than the work, so the event loop answers these itself.
 
 The bundle may be swapped at any time: an image is answered by the model that was loaded when it was submitted.
 """
@@ -34,6 +35,8 @@ from serving.telemetry import log, metrics
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
 
+SMALL_BYTES, SMALL_PIXELS = 16 * 1024, 128 * 128
+"""The size of an upload and of an image up to which the event loop may decode it."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that `close` waits for a thread; one that is still decoding cannot be stopped and ends with the process."""
 
@@ -60,6 +63,8 @@ class InferenceQueue:
         self._window = metrics.SlidingWindow(window)
         self._seconds_per_image = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._small: list[Job] = []
         self._incoming: SimpleQueue[Job | None] = SimpleQueue()
         self._large: deque[Job] = deque()
         self._decoding_large = threading.Lock()
@@ -99,15 +104,23 @@ class InferenceQueue:
         request_id: str | None = None,
         *,
         images: int = 1,
+        size: int | None = None,
     ) -> asyncio.Future[str]:
         """Queue one of the `images` of a request; the future gets the answer as JSON, or a RequestError.
 
         Cancel it to give up. `options` were checked against `loaded`, which may have been replaced since; `request_id`
-        is for the log.
+        is for the log. `size` is the number of bytes that the image is read from, if it is known.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         done: asyncio.Future[str] = self._loop.create_future()
-        self._incoming.put(Job(read, options, loaded, done, request_id, images))
+        job = Job(read, options, loaded, done, request_id, images)
+        if loaded.quick and size is not None and size <= SMALL_BYTES:
+            if not self._small:
+                # After the other requests that have arrived by now, which then are in the same batch.
+                self._loop.call_soon(self._answer_small)
+            self._small.append(job)
+        else:
+            self._incoming.put(job)
         return done
 
     async def predict(
@@ -118,13 +131,15 @@ class InferenceQueue:
         *,
         request_id: str | None = None,
         receive: Receive | None = None,
+        size: int | None = None,
     ) -> list[str | RequestError]:
         """The answer of each image as JSON, or its error, in order; a BusyError if there is no room for them.
 
-        `options` were checked against `loaded`. `receive` is used to notice that the client has disconnected.
+        `options` were checked against `loaded`. `receive` is used to notice that the client has disconnected. `size` is
+        the number of bytes that the images are read from, if it is known.
         """
         with self.admitted(len(images)):
-            futures = [self.submit(read, options, loaded, request_id, images=len(images)) for read in images]
+            futures = [self.submit(read, options, loaded, request_id, images=len(images), size=size) for read in images]
             with DisconnectWatcher(receive, futures) as watcher:
                 try:
                     return [await _outcome(future) for future in futures]
@@ -148,9 +163,29 @@ class InferenceQueue:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
+    def _answer_small(self) -> None:
+        """Open and decode the small images that wait, and run a batch; on the event loop."""
+        jobs, self._small = self._small, []
+        for job in jobs:
+            if self._open(job):
+                if job.work > SMALL_PIXELS:
+                    # A few bytes may hold many pixels: a thread goes on.
+                    self._incoming.put(job)
+                else:
+                    self._decode(job)
+        self._run_small()
+
+    def _run_small(self) -> None:
+        """Run one batch, and the next one after the loop has served others."""
+        assert self._loop is not None
+        if self._decoded and self._graph.acquire(blocking=False):
+            self._run_batch()
+            if self._decoded:
+                self._loop.call_soon(self._run_small)
+
     def _work(self) -> None:
         while (job := self._incoming.get()) is not None:
-            self._open(job)
+            self._open_and_decode(job)
             # Decode what is queued first, as long as it fits into the same batch.
             if self._incoming.empty() or len(self._decoded) >= self.loaded.max_batch:
                 self._run_decoded()
@@ -158,13 +193,19 @@ class InferenceQueue:
             del job
         self._run_decoded()
 
-    def _open(self, job: Job) -> None:
+    def _open(self, job: Job) -> bool:
+        """Whether the image's header could be read, and somebody still waits for the answer."""
         if job.abandoned:
-            return
+            return False
         try:
             job.open(self._limits, keep_content=self._keeper is not None)
         except Exception as error:
             self._on_loop(self._fail, [job], error)
+            return False
+        return True
+
+    def _open_and_decode(self, job: Job) -> None:
+        if job.image is None and not self._open(job):
             return
         if not job.large:
             self._decode(job)
@@ -200,12 +241,16 @@ class InferenceQueue:
     def _run_decoded(self) -> None:
         # A thread that does not get the lock leaves: its holder looks again after releasing it.
         while self._decoded and self._graph.acquire(blocking=False):
-            try:
-                batch = self._next_batch()
-                if batch:
-                    self._run(batch)
-            finally:
-                self._graph.release()
+            self._run_batch()
+
+    def _run_batch(self) -> None:
+        """Run the next batch and release the graph."""
+        try:
+            batch = self._next_batch()
+            if batch:
+                self._run(batch)
+        finally:
+            self._graph.release()
 
     def _next_batch(self) -> list[Job]:
         """The first decoded jobs that one graph can run together."""
@@ -228,9 +273,12 @@ class InferenceQueue:
         self._on_loop(self._finish, batch, answers)
 
     def _on_loop(self, function: Any, *arguments: Any) -> None:
-        """Call a function on the event loop of the requests, from a thread."""
+        """Call a function on the event loop of the requests, from a thread or from the loop itself."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(function, *arguments)
+        if threading.get_ident() == self._loop_thread:
+            function(*arguments)
+        else:
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _finish(self, batch: list[Job], answers: Sequence[str | RequestError]) -> None:
         for job, outcome in zip(batch, answers, strict=True):
@@ -250,8 +298,9 @@ class InferenceQueue:
     def _record(self, batch: list[Job]) -> None:
         metrics.BATCHES.observe(len(batch))
         for job in batch:
-            for stage in ("decode", "queue", "inference"):
-                metrics.STAGES.labels(stage).observe(getattr(job, f"{stage}_seconds"))
+            metrics.DECODING.observe(job.decode_seconds)
+            metrics.QUEUEING.observe(job.queue_seconds)
+            metrics.INFERENCE.observe(job.inference_seconds)
             if (fields := job.fields) is not None:
                 known = fields["known"]
                 metrics.ANSWERS.labels(fields["task"], fields["best_guess"], str(known).lower()).inc()

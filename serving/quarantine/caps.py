@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from serving.quarantine.records import Caps, ItemState, Usage
+from serving.quarantine.rows import STATES
 from serving.quarantine.schema import items
 
 DAY = 86_400.0
@@ -22,7 +23,11 @@ def usage(connection: Connection, *wanted: ColumnElement[bool]) -> Usage:
     """The number and size of all items, or of those that match."""
     counted = select(items.c.state, func.count(), func.sum(items.c.bytes)).where(*wanted).group_by(items.c.state)
     rows = connection.execute(counted).all()
-    return Usage(sum(row[1] for row in rows), int(sum(row[2] for row in rows)), {row[0]: row[1] for row in rows})
+    return Usage(
+        sum(row[1] for row in rows),
+        int(sum(row[2] for row in rows)),
+        {row[0]: row[1] for row in rows if row[0] in STATES},
+    )
 
 
 def excess(connection: Connection, caps: Caps) -> dict[str, list[int]]:

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from serving.bundle.atomic import replacing, sync
-from serving.quarantine.records import StoreError, UnavailableError
+from serving.quarantine.records import DamagedItemError, StoreError, UnavailableError
+
+_NAME = re.compile(r"[0-9a-f]{64}-[0-9a-f]{8}-[0-9a-f]{8}")
 
 
 def open_image_store(place: str) -> ImageStore:
@@ -33,8 +35,20 @@ def new_name(digest: str, mark: str) -> str:
     return f"{digest}-{mark}-{secrets.token_hex(4)}"
 
 
+def is_own_name(name: str, mark: str) -> bool:
+    """Whether `new_name` makes such names for the quarantine with this mark."""
+    return _NAME.fullmatch(name) is not None and name[65:73] == mark
+
+
 def _has_mark(name: str, mark: str) -> bool:
-    return re.fullmatch(rf"[0-9a-f]{{64}}-{mark}-[0-9a-f]{{8}}(\.part)?", name) is not None
+    return is_own_name(name.removesuffix(".part"), mark)
+
+
+def _checked(name: str) -> str:
+    """The name of a file in the folder; a row that was changed from outside could name any other file."""
+    if _NAME.fullmatch(name.removesuffix(".part")) is None:
+        raise DamagedItemError(f"image file {name!r} is not named as a quarantine names its files")
+    return name
 
 
 def is_intact(name: str, content: bytes) -> bool:
@@ -49,7 +63,7 @@ class ImageFolder:
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write all files durably; after an error none of them is left."""
-        paths = [self._root / name for name in files]
+        paths = [self._root / _checked(name) for name in files]
         try:
             with _unavailable(self._root):
                 self._root.mkdir(parents=True, exist_ok=True)
@@ -66,13 +80,13 @@ class ImageFolder:
 
     def read(self, name: str) -> bytes:
         with _unavailable(self._root), _not_missing(name):
-            return (self._root / name).read_bytes()
+            return (self._root / _checked(name)).read_bytes()
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; missing ones are ignored."""
         with _unavailable(self._root):
             for name in names:
-                (self._root / name).unlink(missing_ok=True)
+                (self._root / _checked(name)).unlink(missing_ok=True)
 
     def old(self, mark: str, seconds: float) -> Iterator[str]:
         """Names of a quarantine's files that are older than `seconds`."""
@@ -128,7 +142,7 @@ class RemoteImages:
                         yield name
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{_checked(name)}"
 
 
 ImageStore = ImageFolder | RemoteImages
@@ -144,7 +158,7 @@ def _not_missing(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise StoreError(f"image file {name} is missing: it was removed from outside") from None
+        raise DamagedItemError(f"image file {name} is missing: it was removed from outside") from None
 
 
 @contextlib.contextmanager

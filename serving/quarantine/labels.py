@@ -19,6 +19,7 @@ from serving.quarantine.records import (
     LearnedError,
     UnknownIdError,
 )
+from serving.quarantine.rows import STATES
 from serving.quarantine.schema import changes, groups, items
 
 LONGEST = 100
@@ -63,7 +64,8 @@ class LabelledItems:
         """The number of items that are named as new classes and not learned yet, by label."""
         counted = select(items.c.label, func.count()).where(items.c.state == "named").group_by(items.c.label)
         with self._database.reading() as connection:
-            return dict(sorted((label, count) for label, count in connection.execute(counted)))
+            found = connection.execute(counted)
+            return dict(sorted((label, count) for label, count in found if isinstance(label, str)))
 
     def mark_learned(self, learned: Mapping[str, Sequence[int]], version: str) -> int:
         """Mark {label: ids} as learned; items that were renamed, cleared or deleted meanwhile are skipped."""
@@ -173,10 +175,14 @@ def _group(row: Any, members: Sequence[Any]) -> ItemGroup:
     states: Counter[ItemState] = Counter()
     labels: Counter[str | None] = Counter()
     for _, state, label, count, _ in members:
-        states[state] += count
-        labels[label] += count
+        # A state that does not exist is that of a damaged row, which is shown as new.
+        states[state if state in STATES else "new"] += count
+        labels[label if isinstance(label, str) else None] += count
     return ItemGroup(
-        **row._mapping,
+        id=row.id,
+        cohesion=row.cohesion if isinstance(row.cohesion, float) else 0.0,
+        near_class=row.near_class if isinstance(row.near_class, str) else None,
+        shifted=row.shifted is True,
         size=sum(states.values()),
         copies=int(sum(copies for *_, copies in members)),
         state=next(iter(states)) if len(states) == 1 else None,

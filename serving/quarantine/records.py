@@ -32,6 +32,10 @@ class LearnedError(StoreError):
     """A label that a model has learned already and that can no longer be changed."""
 
 
+class DamagedItemError(StoreError):
+    """An item whose row or image file was changed from outside."""
+
+
 class UnavailableError(StoreError):
     """The database or the image storage is unavailable; the same request may work later."""
 
@@ -88,6 +92,8 @@ class Item:
     media_type: str
     answer: dict[str, Any]
     features: NDArray[np.float32]
+    damage: str | None = None
+    """What is wrong with its row, if something else has changed it; then only its id can be trusted."""
 
 
 class FoundGroup(NamedTuple):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
 
-import numpy as np
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from serving.quarantine.caps import excess, usage
 from serving.quarantine.database import Database
-from serving.quarantine.images import is_intact, open_image_store
+from serving.quarantine.images import is_intact, is_own_name, open_image_store
 from serving.quarantine.intake import Intake
 from serving.quarantine.labels import LabelledItems, chunks, note, remove_empty_groups
 from serving.quarantine.records import (
     Added,
     Arrival,
     Caps,
+    DamagedItemError,
     Item,
     ItemKind,
     ItemState,
@@ -27,13 +25,14 @@ from serving.quarantine.records import (
     UnknownIdError,
     Usage,
 )
+from serving.quarantine.rows import item_of
 from serving.quarantine.schema import items
 from serving.telemetry import log
 
 UNOWNED_FOR = 3600.0
 """Seconds after which a file without a row counts as left behind."""
 
-_ITEM_COLUMNS = [column for column in items.c if column.name not in ("sha256", "file", "fingerprint", "bytes")]
+_ITEM_COLUMNS = [column for column in items.c if column.name not in ("sha256", "fingerprint", "bytes")]
 
 
 class Store(LabelledItems):
@@ -83,12 +82,14 @@ class Store(LabelledItems):
         if kind is not None:
             wanted.append(items.c.kind == kind)
         query = select(*_ITEM_COLUMNS).where(*wanted).order_by(items.c.id).limit(limit)
+        mark = self._database.mark()
         with self._database.reading() as connection:
             if ids is None:
-                return [_item(row) for row in connection.execute(query)]
+                return [item_of(row._asdict(), mark) for row in connection.execute(query)]
             found: list[Item] = []
             for some in chunks(sorted(set(ids))):
-                found += [_item(row) for row in connection.execute(query.where(items.c.id.in_(some)))]
+                rows = connection.execute(query.where(items.c.id.in_(some)))
+                found += [item_of(row._asdict(), mark) for row in rows]
             return found[:limit]
 
     def image(self, item_id: int) -> bytes:
@@ -97,9 +98,11 @@ class Store(LabelledItems):
             file = connection.execute(select(items.c.file).where(items.c.id == item_id)).scalar()
         if file is None:
             raise UnknownIdError(f"no item {item_id}")
+        if not is_own_name(str(file), self._database.mark()):
+            raise DamagedItemError(f"the row of item {item_id} names a file that is not of this quarantine")
         content = self._images.read(file)
         if not is_intact(file, content):
-            raise StoreError(f"the image file of item {item_id} is damaged: its SHA-256 is not that of {file}")
+            raise DamagedItemError(f"the image file of item {item_id} is damaged: its SHA-256 is not that of {file}")
         return content
 
     def usage(self) -> Usage:
@@ -148,15 +151,22 @@ class Store(LabelledItems):
 
     def _remove_files(self, ids: Sequence[int], files: Sequence[str]) -> None:
         self._intake.forget(ids)
+        mark = self._database.mark()
+        own = [name for name in files if is_own_name(str(name), mark)]
+        if len(own) < len(files):
+            log.warning("%d deleted rows named files that are not of this quarantine", len(files) - len(own))
         try:
-            self._images.remove(files)
+            self._images.remove(own)
         except UnavailableError as error:
             log.warning("files of %d deleted images are left for the next sweep: %s", len(files), error)
 
     def labelled(self) -> dict[str, list[Item]]:
-        """Items named as new classes and not learned yet, by label."""
+        """Items named as new classes and not learned yet, by label, without damaged ones."""
         found: dict[str, list[Item]] = {}
         for item in self.items(state="named"):
+            if item.damage is not None:
+                log.warning("item %d is left out: %s", item.id, item.damage)
+                continue
             found.setdefault(item.label or "", []).append(item)
         return dict(sorted(found.items()))
 
@@ -168,9 +178,3 @@ def _delete_rows(connection: Connection, ids: Sequence[int]) -> list[str]:
         files += connection.execute(delete(items).where(items.c.id.in_(some)).returning(items.c.file)).scalars()
     remove_empty_groups(connection)
     return files
-
-
-def _item(row: Any) -> Item:
-    values = dict(row._mapping)
-    answer, features = json.loads(values.pop("answer")), values.pop("features")
-    return Item(**values, answer=answer, features=np.frombuffer(features, dtype="<f4").astype(np.float32))

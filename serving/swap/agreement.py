@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -24,9 +23,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import from_json
 
 from serving.bundle.atomic import replace_file, replacing
 from serving.bundle.errors import BundleError
+from serving.bundle.files import MOST_METADATA, copy_regular, read_regular
 from serving.bundle.layout import MANIFEST
 
 PREFIX = "openworld-"
@@ -46,7 +47,7 @@ class BundleLocation(_File):
     def of(cls, path: Path) -> BundleLocation:
         """With the version that the manifest names; it is verified when the bundle is loaded."""
         try:
-            return cls(path=path, version=str(json.loads((path / MANIFEST).read_bytes())["version"]))
+            return cls(path=path, version=str(from_json(read_regular(path / MANIFEST, MOST_METADATA))["version"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BundleError(f"{path / MANIFEST}: has no version: {error}") from error
 
@@ -57,6 +58,7 @@ class Refusal(_File):
     path: Path
     reason: str
     at: float
+    """On the monotonic clock, which all workers share: the clock on the wall may be set back."""
     times: int
 
 
@@ -148,7 +150,7 @@ class WorkerGroup:
         """A copy that does not change with the original."""
         copy = Path(tempfile.mkdtemp(dir=self.folder / "bundles"))
         try:
-            shutil.copytree(bundle, copy, dirs_exist_ok=True)
+            shutil.copytree(bundle, copy, copy_function=copy_regular, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
             shutil.rmtree(copy, ignore_errors=True)
             raise BundleError(f"{bundle}: cannot be copied to {copy}: {error}") from error

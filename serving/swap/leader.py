@@ -86,7 +86,7 @@ class SwapLeader:
         refused = state.refused
         if refused is None or refused.path != path:
             return True
-        return time.time() > refused.at + min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(refused.times - 1, 10))
+        return time.monotonic() > refused.at + min(LONGEST_RETRY, FIRST_RETRY * 2.0 ** min(refused.times - 1, 10))
 
     def _follow_shelf(self) -> None:
         try:
@@ -184,7 +184,7 @@ class SwapLeader:
     def _refuse(self, proposal: SwapState, path: Path, error: RequestError) -> None:
         last = proposal.refused
         times = 1 + (last.times if last is not None and last.path == path else 0)
-        refused = Refusal(path=path, reason=str(error), at=time.time(), times=times)
+        refused = Refusal(path=path, reason=str(error), at=time.monotonic(), times=times)
         after = proposal.model_copy(update={"proposed": None, "refused": refused})
         self._group.publish(after)
         self._group.remove_unused_copies(after)

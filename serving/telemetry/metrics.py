@@ -34,6 +34,7 @@ LATENCY = Histogram(
     buckets=SECONDS,
 )
 STAGES = Histogram("openworld_stage_seconds", "Seconds that an image spends in a stage", ["stage"], buckets=SECONDS)
+DECODING, QUEUEING, INFERENCE = (STAGES.labels(stage) for stage in ("decode", "queue", "inference"))
 ANSWERS = Counter("openworld_answers", "Answers by task and class of the best guess", ["task", "label", "known"])
 P_VALUES = Histogram("openworld_p_value", "p-values of the answers; below alpha means unknown", buckets=SHARES)
 BATCHES = Histogram("openworld_batch_size", "Images in one run of the graph", buckets=SIZES)
@@ -72,12 +73,16 @@ class SlidingWindow:
         self._count = 0
 
     def add(self, unknown: bool) -> None:
-        if len(self._unknown) == self._unknown.maxlen:
+        answers, before = len(self._unknown), self._count
+        if answers == self._unknown.maxlen:
             self._count -= self._unknown[0]
         self._unknown.append(unknown)
         self._count += unknown
-        RECENT.set(len(self._unknown))
-        RECENT_UNKNOWN.set(self._count)
+        # Writing a gauge costs more than comparing it.
+        if len(self._unknown) != answers:
+            RECENT.set(len(self._unknown))
+        if self._count != before or not answers:
+            RECENT_UNKNOWN.set(self._count)
 
 
 class _AllWorkers(Collector):

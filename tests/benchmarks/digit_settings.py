@@ -98,7 +98,9 @@ test images. Unknown are 8 and 9, but in `added`."""
 def setting_known(name: str) -> Iterator[Setting]:
     """Within this, the preset `digits` is that of the setting, and runs of it can be opened."""
     setting, digits = SETTINGS[name], PRESETS["digits"]
-    preset: Preset = replace(digits, dataset=f"digits: {name}", **dict(setting.changes))
+    # Runs with the digits as they are can be opened by any command.
+    dataset = digits.dataset if setting.load is SOURCES["digits"] else f"digits: {name}"
+    preset: Preset = replace(digits, dataset=dataset, **dict(setting.changes))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "digits", preset)
         patch.setitem(SOURCES, preset.dataset, setting.load)

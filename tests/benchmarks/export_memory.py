@@ -35,7 +35,9 @@ def main(method: str, width: int, tasks: int, candidates: int | None = None) -> 
     before, ready = peak_megabytes(), time.perf_counter()
     # What was never learned is verified as usual, but a few images far from everything do not agree as closely.
     with tempfile.TemporaryDirectory() as folder, patch.object(parity, "ALLOWED", ALLOWED):
-        exporter = Exporter(run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
+        exporter = Exporter(
+            run, Path(folder), Evidence(NO_IMAGES, np.empty(0, int), np.empty(0, int), ()), cascade="off"
+        )
         exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
         exporter.add(["fp32"])
         exporter.seal({}, None)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from export.checks.quality import Quality
 from export.exporter import Exporter
 from export.graph.evidence import Evidence
 from export.graph.session import GraphQuery
@@ -19,6 +20,7 @@ from models.detectors import mixture as mixtures
 from models.masks import supermask as weight_mask
 from models.network import Network
 from serving.bundle.manifest import Cascade, ImageSpec, Manifest
+from serving.bundle.run_verdict import not_measured
 from tests.helpers import FEATURES, HEAD, draw_statistics, finish_with_random_statistics, unit_masks
 from training.config import Lesson, Preset, RunConfig
 from training.learn.decisions import make_decider
@@ -81,9 +83,9 @@ def write_bundle(
 ) -> Manifest:
     """Export without comparing the graph with the network, because untrained networks do not agree."""
     folder.mkdir(parents=True)
-    exporter = Exporter(run, folder, Evidence(NO_IMAGES, np.empty(0, int), ()), cascade="off")
+    exporter = Exporter(run, folder, Evidence(NO_IMAGES, np.empty(0, int), np.empty(0, int), ()), cascade="off")
     exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
     for precision in precisions:
         (golden,) = exporter.write(precision).run([GraphQuery(exporter.golden.pixels)])
         exporter.keep(precision, golden)
-    return exporter.seal({}, None)
+    return exporter.seal(Quality({}, not_measured("random weights")), None)

@@ -62,4 +62,6 @@ def images_of_tests(config: RunConfig) -> Evidence:
     images = Sources(config).test_images()[0].test
     tasks = {label: task for task, labels in enumerate(config.tasks) for label in labels}
     learned = np.isin(images.labels, list(tasks))
-    return Evidence(images.pixels[learned], np.array([tasks[label] for label in images.labels[learned]]), ())
+    class_ids = {label: class_id for class_id, label in enumerate(config.labels)}
+    of_task, of_class = (np.array([ids[label] for label in images.labels[learned]]) for ids in (tasks, class_ids))
+    return Evidence(images.pixels[learned], of_task, of_class, ())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,7 +26,12 @@ QUIET = (
 
 @pytest.fixture(scope="session")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    return learn_default(tmp_path_factory.mktemp("default") / "run")
+    """The default, which the first test process that needs it learns for all; a test that changes it copies it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (shared / "default.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return learn_default(shared / "default")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,9 +46,13 @@ class Line:
 
 
 def learn_default(folder: Path) -> Line:
-    """Run a command as a user does."""
-    run("training.fit", "--out", str(folder))
-    run("export", str(folder), "--out", str(folder / "bundle"))
+    """Learn and export as a user does, unless it was done before."""
+    if not (folder / "samples").exists():
+        # After a failure, every process that needs it tries again and reports the error.
+        shutil.rmtree(folder, ignore_errors=True)
+        run("training.fit", "--out", str(folder))
+        run("export", str(folder), "--out", str(folder / "bundle"))
+        run("export.samples", str(folder), "--out", str(folder / "samples"))
     finished = open_run(folder, CPU)
     preset = finished.config.preset
     known, unknown = known_and_unknown(load_source(preset.dataset, preset.image, None), finished.config)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +16,7 @@ import pytest
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import Model
 from tests.e2e.default import Line, png, run
-from tests.helpers_serving import PATIENCE, ROOT, Server, free_port, http_post, serving
+from tests.helpers_serving import PATIENCE, ROOT, Server, http_post, serving
 from training.data.datasets import load_source
 
 STEEP = 1e-3
@@ -132,33 +128,3 @@ def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path
         answer = http_post(f"{started.url}/predict", files={"image": (tmp_path / "image.png").read_bytes()}).json()
     offline = line.offline()
     assert answer["unknown_score"] == pytest.approx(offline.unknown_score[0], abs=STEEP)
-
-
-def test_demo_prints_the_next_steps_and_ends_cleanly(line: Line, tmp_path: Path) -> None:
-    """The last step of `make demo`, with the two lines that it prints pasted into a shell."""
-    run("export.samples", str(line.folder), "--out", str(line.folder / "samples"))
-    port = free_port()
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "serving.demo", str(line.folder), "--port", str(port)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "BENTOML_HOME": str(tmp_path / "home")},
-        # Background processes of a shell without job control ignore Ctrl-C, and so do their children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert demo.stdout is not None
-        printed = ""
-        while "Ctrl-C" not in printed:
-            text = demo.stdout.readline()
-            assert text, printed
-            printed += text
-        commands = re.findall(r"^  (curl .*)$", printed, re.MULTILINE)
-        answers = [json.loads(subprocess.check_output(command, shell=True)) for command in commands]
-        assert [answer["known"] for answer in answers] == [True, False]
-        assert answers[1]["label"] == "unknown"
-    finally:
-        demo.send_signal(signal.SIGINT)
-        assert demo.wait(timeout=PATIENCE) == 0

@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,8 +20,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.e2e.default import Line, run
-from tests.helpers_serving import ROOT, Server, free_port, http_get, http_post, serving
+from tests.e2e.default import Line
+from tests.helpers_serving import PATIENCE, ROOT, free_port, http_get, http_post
 
 DEMO_PORT = "3000"
 START_SECONDS = 60
@@ -32,17 +34,43 @@ def readme_commands() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
 
 
+@dataclass(frozen=True)
+class Demo:
+    """A directory that looks like a checkout after `make demo`, the port of its server, and what it printed."""
+
+    checkout: Path
+    port: int
+    printed: str
+
+
 @pytest.fixture(scope="module")
-def demo(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server]]:
-    """A directory that looks like a checkout after `make demo`, and the server of the demo."""
-    checkout = tmp_path_factory.mktemp("checkout")
-    run("export.samples", str(line.folder), "--out", str(line.folder / "samples"))
+def demo(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    checkout, port = tmp_path_factory.mktemp("checkout"), free_port()
     (checkout / "runs").mkdir()
     (checkout / "runs/demo").symlink_to(line.folder)
     (checkout / ".venv").symlink_to(sys.prefix)
     write_photos(checkout / "FOLDER")
-    with serving(tmp_path_factory.mktemp("home"), line.bundle) as server:
-        yield checkout, server
+    with subprocess.Popen(
+        [sys.executable, "-m", "serving.demo", "runs/demo", "--port", str(port)],
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "BENTOML_HOME": str(checkout / "home")},
+        # Background processes of a shell without job control ignore Ctrl-C, and so do their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as server:
+        assert server.stdout is not None
+        printed = ""
+        while "Ctrl-C" not in printed:
+            text = server.stdout.readline()
+            assert text, printed
+            printed += text
+        # Read on, so that the server is never stopped by a full pipe.
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+        yield Demo(checkout, port, printed)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=PATIENCE) == 0
 
 
 def write_photos(folder: Path) -> None:
@@ -56,8 +84,16 @@ def write_photos(folder: Path) -> None:
             Image.fromarray(pixels).save(folder / label / f"{image}.png")
 
 
-def test_the_commands_in_readme_work(demo: tuple[Path, Server], tmp_path: Path) -> None:
-    checkout, server = demo
+def test_demo_prints_requests_to_try(demo: Demo) -> None:
+    """The lines that `make demo` prints, pasted into a shell."""
+    commands = re.findall(r"^  (curl .*)$", demo.printed, re.MULTILINE)
+    answers = [json.loads(subprocess.check_output(command, shell=True)) for command in commands]
+    assert [answer["known"] for answer in answers] == [True, False]
+    assert answers[1]["label"] == "unknown"
+
+
+def test_the_commands_in_readme_work(demo: Demo, tmp_path: Path) -> None:
+    checkout = demo.checkout
     commands = readme_commands()
     assert any(command.startswith("curl") for command in commands)
     assert any(command.startswith("openworld fit --data") for command in commands)
@@ -72,7 +108,7 @@ def test_the_commands_in_readme_work(demo: tuple[Path, Server], tmp_path: Path) 
             assert_serves(command, checkout, environment)
             continue
         command = command.replace("openworld fit --data", f"openworld fit {QUICK} --data")
-        command = command.replace(f":{DEMO_PORT}/", f":{server.url.rpartition(':')[2]}/")
+        command = command.replace(f":{DEMO_PORT}/", f":{demo.port}/")
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=checkout,

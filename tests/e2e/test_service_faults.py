@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -19,8 +18,10 @@ from tests.helpers_serving import PATIENCE, Server, eventually, http_post, image
 RED = image_bytes()
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two workers; the last test stops them."""
+    tmp_path = tmp_path_factory.mktemp("pair")
     bundle = write_bundle(tmp_path / "bundle")
     # The deadline also ends requests that a test sends slowly, and a busy machine is slow.
     settings = {"OPENWORLD_WORKERS": "2", "OPENWORLD_DEADLINE": str(PATIENCE)}
@@ -107,11 +108,12 @@ def unanswered(server: Server) -> bool:
 
 def test_a_killed_worker_comes_back_while_the_other_serves_on(pair: Server) -> None:
     victim, survivor = workers(pair)
+    before = initialized(pair)
     os.kill(victim, signal.SIGKILL)
     # Until its sockets are closed, the kernel may give a new connection to the dying worker and then reset it.
     eventually(lambda: not psutil.pid_exists(victim))
     assert http_post(f"{pair.url}/predict", content=RED).json()["label"] == "red"
-    eventually(lambda: initialized(pair) == 3)
+    eventually(lambda: initialized(pair) == before + 1)
     assert len(workers(pair)) == 2
     assert survivor in workers(pair)
     # The new worker replaces the dead one in the gauges and is not counted in addition.

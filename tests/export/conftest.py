@@ -31,7 +31,7 @@ def export_tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     def make(method: str) -> Exported:
         place = tmp_path_factory.mktemp(method)
         folder: Path = request.getfixturevalue(f"tiny_{method}")
-        assert main([str(folder), "--out", str(place / "bundle")]) == 0
+        assert main([str(folder), "--out", str(place / "bundle"), "--force"]) == 0
         return Exported(folder, open_run(folder, torch.device("cpu")), load_bundle(place / "bundle"))
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -26,6 +27,7 @@ from models.detectors.task_scorer import TaskScorer
 from models.masks.task_norm import TaskNorm
 from models.network import Network
 from serving.bundle.manifest import ImageSpec
+from serving.bundle.run_verdict import PartVerdict, summarise
 from tests.helpers import (
     TINY_PRESET,
     draw_statistics,
@@ -172,16 +174,20 @@ def run_of(network: Network, decider: Decider | None = None) -> Run:
 def evidence_for(network: Network, count: int = 40, seed: int = 1) -> Evidence:
     """Random images, distributed over the tasks."""
     tasks = np.arange(count) % len(network.heads)
-    return Evidence(pixels_for(network, count, seed), tasks, ())
+    first = np.cumsum([0, *(int(head.classes) for head in network.heads)])  # type: ignore[arg-type]
+    return Evidence(pixels_for(network, count, seed), tasks, first[tasks], ())
 
 
-NO_EVIDENCE = Evidence(np.empty((0, 8, 8, 1), np.uint8), np.empty(0, int), ("task 0: no images",))
+GOOD = summarise(*(PartVerdict(grade="good", numbers=f"{name} 100 %") for name in ("WP", "TP", "AUROC")))
+"""A verdict as of a run that works."""
+NO_EVIDENCE = Evidence(np.empty((0, 8, 8, 1), np.uint8), np.empty(0, int), np.empty(0, int), ("task 0: no images",))
 
 
 def put_run(patch: pytest.MonkeyPatch, folder: Path, run: Run, evidence: Evidence = NO_EVIDENCE) -> Path:
     """A folder that the exporter opens as this run, with this evidence."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").write_text('{"cil_accuracy": 0.5}')
+    measured = {"cil_accuracy": 0.5, "decision": run.decider.name, "verdict": GOOD.model_dump()}
+    (folder / "metrics.json").write_text(json.dumps(measured))
 
     def open_run(*_: Any) -> Run:
         return run

@@ -26,7 +26,7 @@ from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries
 from serving.errors import BusyError
 from serving.http.schemas import Answer, error_answer
 from serving.inference.answers import PredictionOptions, answer_image, describe
-from tests.helpers_serving import COLOURS, GREY, ROOT, Server, free_port, image_bytes, saved, serving
+from tests.helpers_serving import COLOURS, GREY, ROOT, Server, free_port, image_bytes, saved
 
 RED, BLUE, GREY_IMAGE = image_bytes(), image_bytes(COLOURS["blue"]), image_bytes(GREY)
 MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"]
@@ -148,16 +148,6 @@ def test_files_and_pictures_are_read_beside_the_event_loop(
     asyncio.run(ask())
     assert threads
     assert threading.main_thread() not in threads
-
-
-def test_the_key_opens_a_locked_server(bundle: Path, model: Model, tmp_path: Path) -> None:
-    key = "a-key-of-16-bytes"
-    with serving(tmp_path, bundle, settings={"OPENWORLD_API_KEY": key}) as locked:
-        with Client(locked.url, api_key=key) as client:
-            assert client.predict(RED) == expected(model, RED)
-        with Client(locked.url) as client, pytest.raises(ServiceError) as caught:
-            client.predict(RED)
-    assert (caught.value.code, caught.value.status) == ("unauthorized", 401)
 
 
 def test_a_client_needs_nothing_of_the_server() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.client import Client, ServiceError
 from tests.helpers_serving import PATIENCE, Server, eventually, http_get, http_post, image_bytes, metric, serving
 
 KEY = "a-key-of-some-length"
@@ -72,6 +73,14 @@ def test_without_the_key_there_are_no_predictions(strict: Server, path: str, hea
 )
 def test_with_the_key_there_are(strict: Server, headers: dict[str, str]) -> None:
     assert http_post(f"{strict.url}/predict", content=RED, headers=headers).json()["label"] == "red"
+
+
+def test_the_typed_client_sends_the_key(strict: Server) -> None:
+    with Client(strict.url, api_key=KEY) as client:
+        assert client.predict(RED).label == "red"
+    with Client(strict.url) as client, pytest.raises(ServiceError) as caught:
+        client.predict(RED)
+    assert (caught.value.code, caught.value.status) == ("unauthorized", 401)
 
 
 @pytest.mark.parametrize("path", ["/predict%0A", "/predict_many%0A", "/admin/status%0A", "/unknowns%0A"])
@@ -138,16 +147,6 @@ def test_the_key_is_in_no_log(strict: Server) -> None:
     assert KEY[:-1] not in strict.log.read_text()
 
 
-def test_sigterm_finishes_what_was_accepted_and_ends(bundle: Path, tmp_path: Path) -> None:
-    with serving(tmp_path / "home", bundle) as server, half_sent(server) as connection:
-        server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: _refused(server))
-        connection.sendall(RED[10:])
-        status, answer = received(connection)
-        assert (status, answer["label"]) == (200, "red")
-        assert server.process.wait(timeout=PATIENCE) == 0
-
-
 def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_path: Path) -> None:
     """Answers that exceed all socket buffers cannot be sent; the deadline ends the wait."""
     with (
@@ -163,11 +162,3 @@ def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_
         eventually(lambda: server.log.read_text().count("/docs.json") > 10)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=PATIENCE) == 0
-
-
-def _refused(server: Server) -> bool:
-    """Whether a new connection gets no answer because the server no longer accepts it."""
-    try:
-        return httpx.get(f"{server.url}/livez", timeout=0.5).status_code != 200
-    except httpx.TransportError:
-        return True

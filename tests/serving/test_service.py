@@ -166,6 +166,17 @@ def test_bad_input_is_refused_and_the_server_goes_on(client: httpx.Client, name:
         "task=red",
         "task=",
         "task=0.5",
+        "task=%201",
+        "task=0%0A",
+        "task=0_1",
+        "task=%EF%BC%91",
+        "task=%D9%A1",
+        "task=+1",
+        "top=%E2%91%A0",
+        "alpha=%EF%BC%90.1",
+        "alpha=0.1%20",
+        "alpha=0_0.1",
+        "alpha=.1",
         "task=0&task=1",
         "alpha=0",
         "alpha=1",
@@ -256,9 +267,7 @@ def test_the_log_has_no_unexpected_error(server: Server) -> None:
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("damage", "target"), [("missing", None), ("corrupt", None), ("wrong golden", None), ("wrong golden", SOURCE)]
-)
+@pytest.mark.parametrize(("damage", "target"), [("corrupt", None), ("wrong golden", SOURCE)])
 def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str | None, model: Model) -> None:
     folder = tmp_path / "bundle"
     if damage == "corrupt":
@@ -268,14 +277,19 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str 
         golden = golden_of(model)
         write_bundle(folder, golden={**golden, "logits": golden["logits"] + np.float32(1)})
     (line,) = refused(serve_command(free_port(), target=target), tmp_path, folder)
-    expected = {"missing": "no such bundle directory", "corrupt": "corrupt: sha256", "wrong golden": "logits of the"}
+    expected = {"corrupt": "corrupt: sha256", "wrong golden": "logits of the"}
     assert line.startswith(str(folder))
     assert expected[damage] in line
 
 
-@pytest.mark.parametrize("target", [None, SOURCE], ids=["serving", "bentoml"])
 @pytest.mark.parametrize(
-    ("name", "value"), [("OPENWORLD_QUEUE", "none"), ("OPENWORLD_PROVIDER", "cuda")], ids=["setting", "provider"]
+    ("name", "value", "target"),
+    [
+        ("OPENWORLD_QUEUE", "none", None),
+        ("OPENWORLD_QUEUE", "none", SOURCE),
+        # Both commands check the bundle in the same way.
+        ("OPENWORLD_PROVIDER", "cuda", None),
+    ],
 )
 def test_an_unusable_setting_stops_the_start(
     tmp_path: Path, bundle: Path, name: str, value: str, target: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from training.data.images import Source
 from training.evaluate import main as evaluate
 from training.learn.decisions import Decider, make_decider
 from training.learn.measurements import all_measurements
+from training.presets import PRESETS
 from training.run import open_run
 from training.store.checkpoint import CONFIG, CURRENT, METRICS, PREVIOUS, load, read_config
 from training.store.history import HISTORY
@@ -316,3 +318,19 @@ def test_one_class_and_cross_entropy_are_refused(tmp_path: Path, capsys: pytest.
     assert run(out, "--loss", "ce", "--tasks", "zero,one") == 0
     assert run(out, "--add-task", "two") == 2
     assert "task 1 has the one class 'two'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("alpha", "few"), [(1 / 20, True), (1 / 11, True), (1 / 10, False)])
+def test_a_task_with_too_few_images_to_reject_any_is_reported(
+    alpha: float, few: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task has the measurements of ten images, so the smallest p-value is 1/11."""
+    monkeypatch.setitem(PRESETS, "digits", replace(PRESETS["digits"], images_per_class=5, alpha=alpha))
+    assert run(tmp_path / "run", "--tasks", "zero,one") == 0
+    message = (
+        f"task 0 (zero, one): 10 images are too few to call an image unknown at alpha {alpha}; "
+        f"allowed: at least {round(1 / alpha)}. With this task, every image is called known"
+    )
+    assert (message in capsys.readouterr().err) == few
+    measured = json.loads((tmp_path / "run" / METRICS).read_text())
+    assert (measured["accepted_known"], measured["unknown"]["rejected_unknown"]) == (1.0, 0.0) or not few

@@ -76,14 +76,15 @@ def make_decider(network: Network, name: str, alpha: float, corrections: Sequenc
             f"decision {name} needs the score {', '.join(missing)}, which was added after this run was learned: learn "
             f"the run again, or choose one of: {', '.join(offered_decisions(network, corrections))}"
         )
-    sides = [_task_side(network, task, decision, corrections) for task in range(len(network.heads))]
+    sides = [task_side(network, task, decision, corrections) for task in range(len(network.heads))]
     scorers, rules = zip(*sides, strict=True)
     return Decider(name, scorers, Rule(score=name, alpha=alpha, tasks=rules))
 
 
-def _task_side(
-    network: Network, task: int, decision: Decision, corrections: Sequence[Correction]
+def task_side(
+    network: Network, task: int, decision: Decision, corrections: Sequence[Correction] = ()
 ) -> tuple[TaskScorer, TaskRule]:
+    """A task's part of a decision, fitted to its memory."""
     head, detector = network.head(task), network.detector(task)
     own = detector.memory()
     scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))
@@ -152,7 +153,7 @@ def changed_acceptance(network: Network, before: str, after: str, alpha: float) 
     for task, pair in enumerate(sides):
         memory = network.detector(task).memory()
         accepted = [
-            rule.surprise(scorer.task_scores(memory).cpu().numpy()[:, None])[:, 0] <= threshold(alpha)
+            rule.unknown_scores(scorer.task_scores(memory).cpu().numpy()[:, None], alpha)[:, 0] <= threshold(alpha)
             for scorer, rule in pair
         ]
         changed += int((accepted[0] != accepted[1]).sum())
@@ -162,5 +163,6 @@ def changed_acceptance(network: Network, before: str, after: str, alpha: float) 
 
 def _sides(decider: Decider) -> list[tuple[TaskScorer, Rule]]:
     """Every task's side of a decision, with a rule of its own."""
-    rules = (decider.rule.model_copy(update={"tasks": (task,)}) for task in decider.rule.tasks)
+    # Not a copy of the rule: that would keep what was computed of all its tasks.
+    rules = (Rule(score=decider.rule.score, alpha=decider.rule.alpha, tasks=(task,)) for task in decider.rule.tasks)
     return list(zip(decider.scorers, rules, strict=True))

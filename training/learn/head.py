@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from models.config import ROTATIONS
+from models.detectors import decisions
 from models.detectors.detector import UnknownDetector, mean_over_rotations
 from models.detectors.score import Features
 from models.masks.all_reduce import summed
 from models.network import Network
+from serving.bundle.decision import Rule, threshold
 from training.config import Augmentation, HeadLearning
 from training.data.tasks import Batchable, TaskData
 from training.host.distributed import sum_gradients
 from training.learn.augment import rotated_views, slight_change
+from training.learn.decisions import task_side
 from training.learn.features import batches
 from training.learn.measurements import EVALUATION_BATCH, task_measurements
 from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
 
 COPIES, MANY_IMAGES = 4, 20_000
 """Slightly changed copies of each training image that detectors are fitted to: fewer if that makes MANY_IMAGES."""
+STRENGTHS = (1.0, 1.5, 2.0)
+"""How strongly copies may be changed: tried in this order until MOST_UNKNOWN is reached."""
+MOST_UNKNOWN = 0.2
+"""The share of slightly changed validation images that the chosen strength may leave to be called unknown."""
+CHANGED_TIMES = 4
+"""How often each validation image is changed to measure that share."""
 FOLDS = 5
 ENOUGH_VALIDATION = 200
 """With so many validation images, p-values rest on them alone."""
@@ -61,25 +72,40 @@ def fit_head(
         yield summed(total).item() / len(data.train)
 
 
+class Copies(NamedTuple):
+    """The slightly changed copies of training images that a task's unknown scores were fitted to."""
+
+    strength: float
+    unknown: float
+    """The share of slightly changed validation images that the task calls unknown all the same."""
+
+
 @torch.no_grad()
-def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentation) -> None:
+def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentation, alpha: float = 0.05) -> Copies:
     """Fit the task's unknown scores to its training images and slightly changed copies of them, and store measurements
     of images that they were not fitted to.
 
-    A detector of unchanged images alone calls an image unknown that is moved by a pixel. The stored measurements are of
-    unchanged images: of changed ones, they would let unknown images pass.
+    A detector of unchanged images alone calls an image unknown that is moved by a pixel. The copies are changed as
+    weakly as changed validation images allow: stronger ones could let unknown images pass. The stored measurements
+    are of unchanged images: of changed ones, they certainly would.
     """
+    plain = _live_features(network, task, data.train)
+    changed = _live_features(network, task, data.validation, [partial(slight_change, how=views)] * CHANGED_TIMES)
+    copies = max(1, min(COPIES, MANY_IMAGES // len(data.train)))
+    for strength in STRENGTHS:
+        change = partial(slight_change, how=views, strength=strength)
+        more = _live_features(network, task, data.train, [change] * copies)
+        every = Features(*(torch.cat(depths, dim=2) for depths in zip(plain, more, strict=True)))
+        _fit_and_remember(network, task, data, every)
+        unknown = _share_unknown(network, task, changed, alpha)
+        if unknown <= MOST_UNKNOWN:
+            break
+    return Copies(strength, unknown)
+
+
+def _fit_and_remember(network: Network, task: int, data: TaskData, every: Features) -> None:
+    """Fit to features of training images and their copies, [rotations, images, 1 + copies, features]."""
     train, detector = data.train, network.detector(task)
-    copies = max(1, min(COPIES, MANY_IMAGES // len(train)))
-    changes: list[Callable[[Tensor], Tensor]] = [lambda images: images]
-    changes += [lambda images: slight_change(images, views)] * copies
-    # [rotations, images, 1 + copies, features]: the copies of an image stay with it.
-    every = Features(
-        *(
-            torch.stack(depth, dim=2)
-            for depth in zip(*(_live_features(network, task, train, change) for change in changes), strict=True)
-        )
-    )
     _fit_to(network, task, detector, every, train.local_classes)
     own = task_measurements(network, task, data.validation.pixels)
     left_out: dict[str, Tensor] = {}
@@ -89,9 +115,29 @@ def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentati
     detector.remember(own, left_out, torch.cat(remembered))
 
 
-def _live_features(network: Network, task: int, data: Batchable, change: Callable[[Tensor], Tensor]) -> Features:
-    parts = [network.live_features(change(data.images(index)), task) for index in _parts(data)]
-    return Features(*(torch.cat(depth, dim=1) for depth in zip(*parts, strict=True)))
+def _share_unknown(network: Network, task: int, features: Features, alpha: float) -> float:
+    """The share of images, given by features [rotations, images, copies, features], that the task alone would call
+    unknown by the sum of its scores of features."""
+    name = "features"
+    scorer, rule = task_side(network, task, decisions()[name])
+    flat = Features(*(depth.flatten(1, 2) for depth in features))
+    scores = scorer.task_scores(mean_over_rotations(network.measure_features(flat, task))).cpu().numpy()
+    alone = Rule(score=name, alpha=alpha, tasks=(rule,))
+    return 0.0 if alone.blind_tasks() else float((alone.surprise(scores[:, None]) > threshold(alpha)).mean())
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+def _live_features(
+    network: Network, task: int, data: Batchable, changes: Sequence[Change] = (lambda images: images,)
+) -> Features:
+    """Live features of images after each of the changes, [rotations, images, changes, features]."""
+    every = []
+    for change in changes:
+        parts = [network.live_features(change(data.images(index)), task) for index in _parts(data)]
+        every.append([torch.cat(depth, dim=1) for depth in zip(*parts, strict=True)])
+    return Features(*(torch.stack(depth, dim=2) for depth in zip(*every, strict=True)))
 
 
 def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Features, local_classes: Tensor) -> None:

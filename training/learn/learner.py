@@ -103,7 +103,11 @@ class Learner:
         self.reporter.print(f"{_title(task, data)}: fitting its detectors to {len(data.train)} images")
         fit_calibration(self.network, task, data.validation)
         seed_everything(self.config.seed, task, "detectors")
-        fit_detectors(self.network, task, data, preset.augmentation)
+        copies = fit_detectors(self.network, task, data, preset.augmentation, preset.alpha)
+        self.reporter.print(
+            f"{_title(task, data)}: fitted to copies changed with strength {copies.strength:g}; of slightly changed "
+            f"validation images, {100 * copies.unknown:.0f} % are called unknown"
+        )
         fit_ranges(self.network, task, data.train)
         self._report_few_images(task, data)
         nats = added(self.progress.nats, cross_entropies(self.network, data.validation, preset.alpha))

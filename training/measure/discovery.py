@@ -47,7 +47,9 @@ def unknown_images(store: Store, items: Sequence[Item], model: Model) -> list[Un
     found = []
     again = []
     for item in items:
-        if item.model_version == version and {"best_guess", "confidence"} <= item.answer.keys():
+        if item.damage is not None:
+            log.warning("item %d is left out: %s", item.id, item.damage)
+        elif item.model_version == version and {"best_guess", "confidence"} <= item.answer.keys():
             guess, confidence = str(item.answer["best_guess"]), float(item.answer["confidence"])
             found.append(UnknownImage(item, item.features, guess, confidence))
         else:

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,12 +12,14 @@ from numpy.typing import NDArray
 
 from models.parameter_counts import capacity_used
 from serving.bundle.decision import Outputs, Verdicts, complete, judge
+from serving.bundle.run_verdict import RunVerdict
+from serving.bundle.terminal import log_to_terminal
 from training.config import RunConfig
 from training.data.images import Images, Source
 from training.data.opening import open_sources
 from training.data.sources import Sources
 from training.host.device import choose_device, prepare
-from training.measure import metrics, theory
+from training.measure import metrics, theory, verdict
 from training.measure.alternative_rules import AlternativeRule, RuleFitter, chosen_rule
 from training.measure.task_prediction import TaskPredictor
 from training.measure.theory import DetectorProbabilities
@@ -84,6 +85,20 @@ class Evaluation:
     @cached_property
     def unknown_verdicts(self) -> Verdicts:
         return self.decide(self.unknown_outputs, self.run.rule)
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """How good the run is, in words."""
+        rule = self.run.rule
+        within, between = (
+            count(self.verdicts, rule, self.class_ids) for count in (verdict.class_hits, verdict.task_hits)
+        )
+        separation = None
+        if len(self.unknown):
+            separation = verdict.never_learned(self.verdicts, self.unknown_verdicts)
+        elif self.is_served:
+            separation = verdict.left_out(self.outputs, rule, self.class_ids)
+        return verdict.judge_run(within, between, separation, rule)
 
     @cached_property
     def task_detectors(self) -> TaskDetectors:
@@ -156,7 +171,7 @@ def evaluate(
 
 def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_terminal()
     device = prepare(choose_device())
     rule = chosen_rule(chosen)
     run = open_run(chosen.run, device, chosen.decision)
@@ -178,6 +193,7 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
     matrix, accuracies = evaluation.over_time
     losses = evaluation.losses
     result: dict[str, Any] = {
+        "verdict": evaluation.verdict.model_dump(),
         "method": config.method,
         "loss": config.loss,
         "buffer": config.buffer,

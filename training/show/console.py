@@ -8,12 +8,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from rich.text import Text
 
+from serving.bundle.run_verdict import PARTS
+from serving.bundle.terminal import escaped
 from training.config import system_title
 from training.show.whole_run import WholeRun
 
 QUIET_SECONDS = 60.0
 """Without a terminal, progress is printed after so many seconds without output."""
+GRADE_STYLES = {"good": "green", "weak": "yellow", "not working": "bold red", "not measured": "dim"}
 CLOCK_TIME = "%H:%M:%S"
 """Lines of a log that is not a terminal begin with the time."""
 UNLIMITED = 10_000
@@ -32,7 +36,7 @@ class Reporter:
     def print(self, text: str) -> None:
         # Neither wrapped nor formatted: the text may be a command to copy.
         stamped = text if self.console.is_terminal else f"{time.strftime(CLOCK_TIME)} {text}"
-        self.console.print(stamped, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(escaped(stamped), highlight=False, markup=False, soft_wrap=True)
         self._printed = self._clock()
 
     def expect(self, phases: Mapping[str, float]) -> None:
@@ -139,6 +143,7 @@ def _rule(result: Mapping[str, Any]) -> str:
 
 def print_summary(result: Mapping[str, Any]) -> None:
     console = Console()
+    print_verdict(console, result["verdict"])
     system = system_title(result["method"], result["loss"])
     title = f"{result['preset']}, {system}, seed {result['seed']}{_rule(result)}"
     table = Table("measure", *numbers("value"), "meaning", title=title)
@@ -175,6 +180,18 @@ def print_summary(result: Mapping[str, Any]) -> None:
         # Columns that are cut to fit would show only dots.
         tasks = len(result["accuracy_matrix"])
         console.print(f"CIL accuracy on each of the {tasks} tasks after each of them: see report.html")
+
+
+def print_verdict(console: Console, verdict: Mapping[str, Any]) -> None:
+    """Print how good each part of the answers is, and what would help."""
+    table = Table("verdict", "", "measured", show_lines=False)
+    for name, title in PARTS.items():
+        part = verdict[name]
+        table.add_row(title, Text(part["grade"], style=GRADE_STYLES[part["grade"]]), part["numbers"])
+    console.print(table)
+    for advice in dict.fromkeys(verdict[name]["advice"] for name in PARTS):
+        if advice:
+            console.print(advice, highlight=False, markup=False)
 
 
 OVER_TIME = ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting", "accepted_known", "rejected_unknown")

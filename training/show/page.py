@@ -17,6 +17,7 @@ from sklearn.metrics import roc_curve
 from serving.bundle.atomic import replace_file
 from serving.bundle.decision import threshold
 from serving.bundle.manifest import ImageSpec
+from serving.bundle.run_verdict import PARTS
 from training.data.images import Images, picture
 from training.data.reread import reread
 from training.measure.comparison import decision_rows
@@ -43,6 +44,7 @@ def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> 
     page = _template().render(
         title=run.title + ("" if served else f", decided by {result['prediction']}"),
         result=result,
+        parts=PARTS,
         config=run.config,
         diagnosis=found,
         # Only the served rule has the measurements that all decisions need.

@@ -18,12 +18,19 @@ from serving.bundle.manifest import Manifest
 from serving.http.context import RequestContext
 from serving.http.openapi import error_responses, file_response
 from serving.http.page import FRESH, STATIC
-from serving.http.schemas import ApiModel, ModelName, field
+from serving.http.schemas import ApiModel, ModelName, Whole, field
 from serving.inference.engine import Engine
 from serving.quarantine.api import schemas
 from serving.quarantine.api.overview import item_list, overview
 from serving.quarantine.api.pictures import MEDIA_TYPES, SIDE, Picture, picture, thumbnail
-from serving.quarantine.records import LabelError, LearnedError, StoreError, UnavailableError, UnknownIdError
+from serving.quarantine.records import (
+    DamagedItemError,
+    LabelError,
+    LearnedError,
+    StoreError,
+    UnavailableError,
+    UnknownIdError,
+)
 
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
@@ -41,20 +48,22 @@ _threads = ThreadPoolExecutor(4, "unknowns")
 
 
 class GroupsQuery(ApiModel):
-    items: int = field("how many images of each group to list", 12, ge=0, le=MAX_ITEMS, default=FIRST_ITEMS)
+    items: Whole = field("how many images of each group to list", 12, ge=0, le=MAX_ITEMS, default=FIRST_ITEMS)
 
 
 class ItemsQuery(ApiModel):
-    group: Annotated[int, Field(ge=1, le=schemas.LARGEST_ID)] | Literal["none"] = field("number of a group, or none", 3)
-    after: int = field("only images with larger numbers", 17, ge=0, le=schemas.LARGEST_ID, default=0)
-    limit: int = field("how many at most", 100, ge=1, le=MAX_ITEMS, default=100)
+    group: Annotated[Whole, Field(ge=1, le=schemas.LARGEST_ID)] | Literal["none"] = field(
+        "number of a group, or none", 3
+    )
+    after: Whole = field("only images with larger numbers", 17, ge=0, le=schemas.LARGEST_ID, default=0)
+    limit: Whole = field("how many at most", 100, ge=1, le=MAX_ITEMS, default=100)
 
 
 class DeleteQuery(ApiModel):
     confirm: Literal["all"] = field("confirms that all images are to be deleted", "all")
 
 
-ItemId = Annotated[int, Path(ge=0, le=schemas.LARGEST_ID, description="number of an image", examples=[17])]
+ItemId = Annotated[Whole, Path(ge=0, le=schemas.LARGEST_ID, description="number of an image", examples=[17])]
 
 router = APIRouter(
     prefix="/unknowns",
@@ -76,6 +85,7 @@ _change_errors = error_responses(
     errors.MediaTypeError,
     errors.ParameterError,
     errors.BadLabelError,
+    errors.DeadlineError,
 )
 _delete_errors = error_responses(errors.MediaTypeError)
 
@@ -246,6 +256,8 @@ async def _ask(request: Request, work: Callable[[Store, str], T]) -> T:
         raise errors.AlreadyLearnedError(
             "learned already", got=str(error), allowed="what no model has learned"
         ) from None
+    except DamagedItemError as error:
+        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="a whole image") from None
     except UnavailableError as error:
         allowed = "the same request again, in a while"
         raise errors.QuarantineAwayError("the quarantine is away", got=str(error), allowed=allowed) from None

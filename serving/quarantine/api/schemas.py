@@ -40,6 +40,7 @@ class ItemEntry(ApiModel):
     model_version: str = field("version of the model that rejected it", "ef3557a7ea7e")
     best_guess: str | None = field("best guess of that model", "5")
     p_value: float | None = field("p-value of the task that fits it best", 0.0032)
+    damage: str | None = field("what is wrong with its row, if it was changed from outside", None)
 
 
 class ItemList(ApiModel):

@@ -65,7 +65,8 @@ def choose(patch: pytest.MonkeyPatch, wanted: str, *, images: int, tasks: int, s
 
 def evidence_of(images: int, tasks: int) -> Evidence:
     """Images of this many tasks in turn."""
-    return Evidence(pixels_for(learned("hat", "convnet"), images), np.arange(images) % tasks, ())
+    of_task = np.arange(images) % tasks
+    return Evidence(pixels_for(learned("hat", "convnet"), images), of_task, of_task, ())
 
 
 def choose_from(evidence: Evidence, wanted: str, tasks: int) -> Cascade:

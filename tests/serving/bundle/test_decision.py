@@ -61,7 +61,10 @@ def test_decision_by_hand() -> None:
     assert verdicts.unknown_score[0] == pytest.approx(-math.log10(0.6))
     # Row 1: task 0 scores -4, the best of its own images; task 1 scores 3, which is 3.9 tails beyond its last step.
     assert verdicts.p_value[1] == pytest.approx(1.0)
-    assert verdicts.task_unknown_score[1] == pytest.approx([0.0, -math.log10(0.22) + 3.9 / math.log(10)])
+    # Four images cannot reject at alpha 0.05, so its score stays below the threshold; without alpha it goes beyond.
+    assert verdicts.task_unknown_score[1, 0] == 0
+    assert -math.log10(0.2) < verdicts.task_unknown_score[1, 1] < threshold(0.05)
+    assert surprise(RULE.tasks[1], 3.0) == pytest.approx(-math.log10(0.22) + 3.9 / math.log(10))
     assert (verdicts.class_id[1], verdicts.task[1]) == (1, 0)
 
 
@@ -94,7 +97,7 @@ def test_given_task_answers_within_it() -> None:
     assert verdicts.p_task.tolist() == [[0.0, 1.0]] * 3
     # Four images cannot show that a p-value is below 1/5, however far away an image is.
     assert verdicts.p_value == pytest.approx([0.4, 0.2, 0.4])
-    assert verdicts.unknown_score[1] > 2
+    assert verdicts.unknown_score[1] < threshold(0.05)
     assert verdicts.known.tolist() == [True, True, True]
     assert judge(OUTPUTS, RULE, given_task=1, alpha=0.21).known.tolist() == [True, False, True]
 
@@ -108,6 +111,25 @@ def test_a_task_with_fewer_than_one_over_alpha_images_rejects_nothing(images: in
     assert judge(outputs, rule).p_value == pytest.approx([1 / (images + 1)])
     assert rule.blind_tasks() == ([1] if known else [])
     assert not judge(outputs, rule, given_task=0).known[0]
+
+
+@pytest.mark.parametrize("images", [1, 5, 18, 19, 20, 60])
+@pytest.mark.parametrize("alpha", [0.05, 0.051, 0.2])
+def test_an_image_is_known_exactly_if_its_unknown_score_is_within_the_threshold(images: int, alpha: float) -> None:
+    """Also for tasks with too few images to reject any, whose scores keep their order."""
+    few, many = (TaskRule.fit(np.arange(count, dtype=float), classes=1) for count in (images, 500))
+    rule, distances = Rule(alpha=alpha, tasks=(many, few)), np.array([1.0, 18.5, 30.0, 70.0, 1e3, 1e9])
+    outputs = {"logits": np.zeros((6, 2)), "distances": np.stack([distances + 1e6, distances], axis=1)}
+    verdicts = judge(outputs, rule)
+    assert ((verdicts.unknown_score <= threshold(alpha)) == verdicts.known).all()
+    blind = 1 in rule.blind_tasks()
+    assert verdicts.known[-1] == blind
+    own = verdicts.task_unknown_score[:, 1]
+    assert (np.diff(own) >= 0).all()
+    if 1 / (images + 1) > alpha + 0.001:
+        assert own[-2] < own[-1]
+    if not blind:
+        assert own[-1] > 100
 
 
 DRAWS = {

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import resource
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +173,82 @@ def test_golden_file_that_cannot_be_read_is_refused(copy: Path, content: bytes) 
     reseal(copy, GOLDEN, content)
     with pytest.raises(BundleError, match=GOLDEN):
         load_bundle(copy)
+
+
+def npz(*members: tuple[str, bytes]) -> bytes:
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return stored.getvalue()
+
+
+def npy_header(shape: str, kind: str = "|u1") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+HOSTILE_GOLDEN = {
+    "more numbers than bytes": (npz(("pixels.npy", npy_header("(1000000000000000,)"))), "announces"),
+    "more memory than there is": (npz(("pixels.npy", npy_header("(4, 1000000, 1000000)", "<f8"))), "announces"),
+    "much when unpacked": (npz(("a.npy", bytes(3_000_000)), ("b.npy", bytes(3_000_000))), "6000000 bytes when"),
+    "many members": (npz(*[(f"{number}.npy", b"") for number in range(1100)]), "1100 arrays"),
+    "objects": (npz(("pixels.npy", npy_header("(1,)", "|O") + b"12345678")), "allowed: numbers"),
+    "a long header": (npz(("pixels.npy", npy_header("(" + "1," * 20_000 + ")"))), "header|dictionary|large"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_GOLDEN)
+def test_a_hostile_golden_file_is_refused_before_it_is_unpacked(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("serving.bundle.arrays.MOST_UNPACKED", 5_000_000)
+    content, message = HOSTILE_GOLDEN[name]
+    reseal(copy, GOLDEN, content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=f"{GOLDEN}.*({message})"):
+        load_bundle(copy)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"metrics":['])
+def test_a_nested_manifest_is_refused(copy: Path, opening: bytes) -> None:
+    (copy / MANIFEST).write_bytes(opening * 100_000)
+    with pytest.raises(BundleError, match="cannot be read as JSON: recursion limit exceeded"):
+        load_bundle(copy)
+
+
+def test_a_nested_rule_is_refused(copy: Path) -> None:
+    reseal(copy, RULE, b"[" * 100_000)
+    with pytest.raises(BundleError, match="recursion limit exceeded"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, RULE, GRAPH, GOLDEN])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device", "folder", "sparse"])
+def test_what_is_no_regular_file_is_refused_at_once(copy: Path, name: str, kind: str) -> None:
+    (copy / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(copy / name)
+    elif kind == "folder":
+        (copy / name).mkdir()
+    elif kind == "sparse":
+        with (copy / name).open("wb") as file:
+            file.truncate(2**40)
+    else:
+        (copy / name).symlink_to("/dev/zero" if kind == "device" else "/dev/stdin")
+    message = "allowed: up to" if kind == "sparse" else "not a regular file|Is a directory"
+    with pytest.raises(BundleError, match=f"{name}: cannot be read.*({message})"):
+        load_bundle(copy).graph("fp32")
+
+
+@pytest.mark.parametrize(
+    "labels", [["red", "red"], ["red", "\x1b[2Jgreen"], ["red", ""], ["red", " "], ["red", "a\nb"], ["red", "x" * 201]]
+)
+def test_labels_are_printable_and_different(copy: Path, labels: list[str]) -> None:
+    tasks = json.loads((copy / MANIFEST).read_text())["tasks"]
+    tasks[0]["labels"] = labels
+    edit_manifest(copy, tasks=tasks)
+    with pytest.raises(BundleError, match=r"given twice: red|allowed: 1 to 200 printable") as refused:
+        load_bundle(copy)
+    assert str(refused.value).isprintable()

@@ -24,7 +24,7 @@ QUADRANTS = np.array([[0, 80], [160, 240]], dtype=np.uint8).repeat(2, 0).repeat(
 
 
 @contextmanager
-def refuses(*codes: str, match: str = "") -> Iterator[None]:
+def refuses(*codes: str, match: str | None = None) -> Iterator[None]:
     with pytest.raises(ImageError, match=match) as caught:
         yield
     assert caught.value.code in codes

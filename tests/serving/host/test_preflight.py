@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import MANIFEST
 from serving.host import preflight
-from serving.host.preflight import bentoml_home, check_in_child
+from serving.host.preflight import CANNOT_SERVE, bentoml_home, check, check_in_child
+from serving.settings import Settings
+from serving.swap.agreement import WorkerGroup
 
 
 @pytest.mark.parametrize(("fatal", "reason"), [(signal.SIGKILL, "too little memory"), (signal.SIGTERM, "SIGTERM")])
@@ -31,3 +37,32 @@ def test_the_home_is_the_documented_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert bentoml_home() == Path("/somewhere")
     monkeypatch.delenv("BENTOML_HOME")
     assert bentoml_home() == Path.home() / "bentoml"
+
+
+@pytest.mark.parametrize("damage", ["nested", "pipe", "device"])
+def test_a_hostile_bundle_prints_one_line(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    (copy / MANIFEST).unlink()
+    if damage == "nested":
+        (copy / MANIFEST).write_bytes(b"[" * 100_000)
+    elif damage == "pipe":
+        os.mkfifo(copy / MANIFEST)
+    else:
+        (copy / MANIFEST).symlink_to("/dev/zero")
+    assert check(Settings(), copy) == CANNOT_SERVE
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{copy / MANIFEST}: cannot be read")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_copied(bundle: Path, tmp_path: Path, kind: str) -> None:
+    """A server copies its bundle before it serves it, with what is not listed in the manifest."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    if kind == "pipe":
+        os.mkfifo(copy / "more")
+    else:
+        (copy / "more").symlink_to("/dev/zero")
+    with pytest.raises(BundleError, match="not a regular file"):
+        WorkerGroup.create(tmp_path / "home").copy_bundle(copy)

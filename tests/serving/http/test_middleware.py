@@ -7,14 +7,17 @@ import re
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
 
+from serving.http.app import make_app
 from serving.http.middleware import RequestMiddleware
 from serving.http.schemas import ErrorAnswer
 from serving.settings import Settings
 from tests.helpers_serving import Server, http_get, image_bytes
 
 RED = image_bytes()
+TOKEN = "f00dfacef00dface-token"
 
 
 def test_a_valid_request_id_is_returned(client: httpx.Client) -> None:
@@ -155,3 +158,25 @@ def test_an_internal_error_is_logged_and_has_the_same_shape(
     assert (response.status_code, parsed.error.code) == (500, "server_failed")
     assert "a mistake of ours" in caplog.text
     assert "mistake" not in response.text
+
+
+def test_a_body_that_trickles_in_meets_the_deadline() -> None:
+    """Of any route; predictions have a deadline of their own."""
+    settings = Settings(admin_token=TOKEN, deadline=0.2)
+    app = make_app(settings, lambda: None, PlainTextResponse(""))  # type: ignore[arg-type, return-value]
+    sent: list[Message] = []
+
+    async def trickle() -> Message:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/unknowns/label", "query_string": b"", "headers": headers}
+    asyncio.run(asyncio.wait_for(app({**scope, "http_version": "1.1"}, trickle, keep), 20))
+    assert sent[0]["status"] == 504
+    error = ErrorAnswer.model_validate_json(sent[1]["body"]).error
+    assert error.code == "deadline_exceeded"
+    assert error.allowed == "0.2 seconds from the request's head to the end of its body"

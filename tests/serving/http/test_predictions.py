@@ -22,11 +22,10 @@ from serving.errors import RequestError
 from serving.http.context import RequestContext
 from serving.http.predictions import PredictionQuery, Predictions
 from serving.inference import disconnect
-from serving.inference.loaded import LoadedModel
 from serving.inference.queue import InferenceQueue
 from serving.settings import Settings
 from tests.helpers_serving import PATIENCE, image_bytes, saved
-from tests.serving.inference.test_queue import Watched
+from tests.serving.inference.test_queue import Watched, unmeasured
 
 RED = image_bytes()
 NOISE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)))
@@ -34,12 +33,16 @@ JSON = b"application/json"
 
 
 def with_predictions(
-    model: Model, body: Callable[[Predictions, InferenceQueue], Awaitable[Any]], settings: Settings | None = None
+    model: Model,
+    body: Callable[[Predictions, InferenceQueue], Awaitable[Any]],
+    settings: Settings | None = None,
+    *,
+    quick: bool = False,
 ) -> Any:
     chosen = settings or Settings()
 
     async def main() -> Any:
-        queue = InferenceQueue(LoadedModel.prepare(model, 8), limit=chosen.queue, threads=2, limits=LIMITS)
+        queue = InferenceQueue(unmeasured(model, quick=quick), limit=chosen.queue, threads=2, limits=LIMITS)
         try:
             return await body(Predictions(chosen, lambda: queue), queue)
         finally:
@@ -91,7 +94,7 @@ ANY = PredictionQuery()
 
 
 REFUSED: dict[str, tuple[bytes, bytes, PredictionQuery]] = {
-    "broken_image": (NOISE[: len(NOISE) // 2], b"image/png", ANY),
+    "broken_image": (RED[: len(RED) // 2], b"image/png", ANY),
     "unsupported_image": (b"junk", b"image/png", ANY),
     "malformed_request": (b"{", JSON, ANY),
     "bad_parameter": (RED, b"image/png", PredictionQuery(task=9)),
@@ -100,8 +103,9 @@ REFUSED: dict[str, tuple[bytes, bytes, PredictionQuery]] = {
 }
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("expected", REFUSED)
-def test_a_refused_image_is_gone_with_its_answer(model: Model, expected: str) -> None:
+def test_a_refused_image_is_gone_with_its_answer(model: Model, expected: str, quick: bool) -> None:
     """A worker rarely collects cycles, so the memory of a request must be freed without the collector."""
     body, content_type, query = REFUSED[expected]
 
@@ -111,7 +115,7 @@ def test_a_refused_image_is_gone_with_its_answer(model: Model, expected: str) ->
 
         assert await left_behind(queue, refused) == {}
 
-    with_predictions(model, ask)
+    with_predictions(model, ask, quick=quick)
 
 
 def test_refused_images_among_many_are_gone_too(model: Model) -> None:

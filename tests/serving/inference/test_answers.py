@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from serving.bundle.decision import Rule, TaskRule
 from serving.bundle.manifest import TaskInfo
 from serving.bundle.model import Model
 from serving.errors import ParameterError
@@ -107,6 +109,30 @@ def test_an_operator_may_set_alpha(bundle: Path, model: Model) -> None:
     assert PredictionOptions.for_model(stricter).alpha == 0.2
     assert PredictionOptions.for_model(stricter, alpha=0.01).alpha == 0.01
     assert (PredictionOptions.for_model(model).alpha, describe(model).expected_acceptance) == (0.05, 0.95)
+
+
+def with_images(model: Model, images: int) -> Model:
+    """The same model, whose second task has the scores of so many images."""
+    rule = model.bundle.rule
+    few = TaskRule.fit(np.log(np.arange(1, images + 1) / 1000), classes=2)
+    changed = Rule(score=rule.score, alpha=rule.alpha, tasks=(rule.tasks[0], few))
+    return replace(model, bundle=replace(model.bundle, rule=changed))
+
+
+@pytest.mark.parametrize(("images", "rejects"), [(19, False), (20, True)])
+def test_a_model_with_too_few_images_of_a_task_calls_nothing_unknown_and_describes_that(
+    model: Model, images: int, rejects: bool
+) -> None:
+    few = with_images(model, images)
+    assert describe(few).rejects_unknown == rejects
+    assert [task.own_images for task in describe(few).tasks] == [99, 99], "the number of the manifest"
+    answer = answer_image(few, image_bytes(GREY), PredictionOptions.for_model(few))
+    assert answer.known == (not rejects)
+    assert (answer.unknown_score <= answer.threshold) == answer.known
+    # So that bars, which end at the unknown scores, agree with the answer.
+    assert any(task.unknown_score <= answer.threshold for task in answer.tasks) == answer.known
+    wider = answer_image(few, image_bytes(GREY), PredictionOptions.for_model(few, alpha=0.1))
+    assert not wider.known
 
 
 def test_description_of_what_is_served(model: Model) -> None:

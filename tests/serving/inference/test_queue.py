@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from serving.bundle.model import Model
 from serving.bundle.pixels import LIMITS, to_pixels
 from serving.bundle.providers import CUDA
 from serving.errors import BusyError, ImageFormatError, OutputError, ServerError
-from serving.inference.answers import PredictionOptions, answer_image
+from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image
 from serving.inference.job import Job
 from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, LoadedModel, best_batch
-from serving.inference.queue import InferenceQueue
+from serving.inference.queue import SMALL_BYTES, InferenceQueue
 from serving.quarantine.records import Arrival
 from tests.helpers_hostile import with_scans
 from tests.helpers_serving import COLOURS, PATIENCE, image_bytes
@@ -55,6 +56,11 @@ class Watched(Model):
         return super().run(pixels)
 
 
+def unmeasured(model: Model, max_batch: int = 8, *, quick: bool = False) -> LoadedModel:
+    """A loaded model whose batches and speed are given."""
+    return LoadedModel(model, max_batch, AnswerFormatter(model.manifest), options(model), quick)
+
+
 def with_queue(
     model: Model,
     body: Callable[[InferenceQueue], Awaitable[Any]],
@@ -62,10 +68,12 @@ def with_queue(
     max_batch: int = 8,
     limit: int = 100,
     keeper: Any = None,
+    threads: int = 2,
+    quick: bool = False,
 ) -> Any:
     async def main() -> Any:
-        loaded = LoadedModel.prepare(model, max_batch)
-        queue = InferenceQueue(loaded, limit=limit, threads=2, limits=LIMITS, keeper=keeper)
+        loaded = unmeasured(model, max_batch, quick=quick)
+        queue = InferenceQueue(loaded, limit=limit, threads=threads, limits=LIMITS, keeper=keeper)
         del loaded
         try:
             return await body(queue)
@@ -210,23 +218,66 @@ def test_room_is_kept_and_given_back(model: Model) -> None:
     with_queue(model, body, limit=3)
 
 
-@pytest.mark.parametrize(("together", "expected"), [(0.002, CPU_BATCH), (0.0085, 1)])
-def test_batches_on_a_cpu_are_measured(
-    model: Model, monkeypatch: pytest.MonkeyPatch, together: float, expected: int
+@pytest.mark.parametrize(
+    ("alone", "together", "max_batch", "quick"),
+    [(0.001, 0.002, CPU_BATCH, True), (0.001, 0.0085, 1, True), (0.003, 0.016, CPU_BATCH, False)],
+)
+def test_batches_and_quick_graphs_are_measured(
+    model: Model, monkeypatch: pytest.MonkeyPatch, alone: float, together: float, max_batch: int, quick: bool
 ) -> None:
-    monkeypatch.setattr("serving.inference.loaded._fastest", lambda _, size: 0.001 if size == 1 else together)
-    assert best_batch(model) == expected
+    monkeypatch.setattr("serving.inference.loaded._fastest", lambda _, size: alone if size == 1 else together)
+    loaded = LoadedModel.prepare(model)
+    assert (loaded.max_batch, loaded.quick) == (max_batch, quick)
 
 
 def test_batches_on_a_gpu_are_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "provider", CUDA)
-    assert best_batch(model) == CUDA_BATCH
+    assert best_batch(model, alone=0.001) == CUDA_BATCH
 
 
 def test_a_measurement_is_one_of_this_model(model: Model) -> None:
     watched = Watched(model)
-    best_batch(watched)
+    LoadedModel.prepare(watched)
     assert set(watched.sizes) == {1, 8}
+
+
+def test_small_images_are_answered_together_without_a_thread(model: Model) -> None:
+    """Two at a time, as the largest batch is 2; an invalid image does not affect the others."""
+    watched = Watched(model)
+
+    async def body(queue: InferenceQueue) -> list[Any]:
+        readers = [partial(bytes, content) for content in (*IMAGES[:4], b"junk")]
+        return await queue.predict(readers, options(model), queue.loaded, size=1000)
+
+    *answers, junk = with_queue(watched, body, max_batch=2, threads=0, quick=True)
+    wanted = [answered_alone(model, content, options(model)) for content in IMAGES[:4]]
+    assert [json.loads(answer)["label"] for answer in answers] == [answer["label"] for answer in wanted]
+    assert isinstance(junk, ImageFormatError)
+    assert watched.sizes == [2, 2]
+
+
+@pytest.mark.parametrize(("size", "side"), [(None, 8), (SMALL_BYTES + 1, 8), (1000, 500)])
+def test_threads_answer_what_may_take_long(
+    model: Model, monkeypatch: pytest.MonkeyPatch, size: int | None, side: int
+) -> None:
+    """An upload that is large or of unknown size, and a small file of many pixels."""
+    decoding: list[int] = []
+
+    def recorded(image: Any, spec: Any) -> NDArray[np.uint8]:
+        decoding.append(threading.get_ident())
+        return to_pixels(image, spec)
+
+    monkeypatch.setattr("serving.inference.job.to_pixels", recorded)
+    content = image_bytes(COLOURS["red"], size=(side, side))
+
+    async def body(queue: InferenceQueue) -> int:
+        (answer,) = await queue.predict([lambda: content], options(model), queue.loaded, size=size)
+        assert json.loads(answer)["label"] == "red"
+        return threading.get_ident()
+
+    loop = with_queue(model, body, quick=True)
+    assert len(decoding) == 1
+    assert decoding[0] != loop
 
 
 def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
@@ -257,7 +308,7 @@ def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytes
             decoding.release()
         return to_pixels(image, spec)
 
-    monkeypatch.setattr("serving.inference.job.LARGE", 64)
+    monkeypatch.setattr("serving.inference.queue.LARGE_PIXELS", 64)
     monkeypatch.setattr("serving.inference.job.to_pixels", slow)
 
     async def body(queue: InferenceQueue) -> None:
@@ -316,7 +367,7 @@ def test_a_swap_does_not_change_the_answers_of_queued_requests(model: Model) -> 
     old.free.clear()
 
     async def body(queue: InferenceQueue) -> list[str]:
-        before, after = queue.loaded, LoadedModel.prepare(new, 8)
+        before, after = queue.loaded, unmeasured(new)
         asked = [queue.submit(lambda: IMAGES[0], before.default_options, before)]
         await asyncio.to_thread(old.busy.wait, PATIENCE)
         for loaded, count in ((before, 2), (after, 3), (before, 2)):
@@ -342,7 +393,7 @@ def test_the_old_model_is_released_while_the_threads_wait(model: Model) -> None:
         for content in (*IMAGES, b"junk"):
             asked = queue.submit(lambda c=content: c, options(model), queue.loaded)
             await asyncio.gather(asked, return_exceptions=True)
-        queue.loaded = LoadedModel.prepare(model, 8)
+        queue.loaded = unmeasured(model)
         del asked
         while old() is not None:
             gc.collect()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,7 +210,7 @@ def test_a_damaged_file_is_reported_as_damaged(client: httpx.Client, tmp_path: P
     for file in (tmp_path / "images").iterdir():
         file.write_bytes(b"<script>alert(1)</script>")
     response = client.get("/unknowns/items/1/image")
-    assert refusal(response) == (500, "server_failed")
+    assert refusal(response) == (422, "broken_image")
     assert "<script>" not in response.text
 
 
@@ -396,3 +398,19 @@ def test_a_slow_database_does_not_delay_other_requests(off: httpx.Client) -> Non
         assert not slow.done()
         answer.set()
         assert slow.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change", ["answer = 'not json'", "file = '../../victim'", "state = 'lost'", "width = 'wide'", "label = x'00ff'"]
+)
+def test_a_damaged_row_is_shown_as_damaged_beside_the_others(
+    client: httpx.Client, store: Store, tmp_path: Path, change: str
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "quarantine.db")) as connection, connection:
+        connection.execute(f"UPDATE openworld_items SET {change} WHERE id = 1")
+    shown = {item.id: item for group in overview(client).groups for item in group.items}
+    shown |= {item.id: item for item in overview(client).ungrouped.items}
+    assert shown[1].damage is not None
+    assert all(item.damage is None for number, item in shown.items() if number != 1)
+    assert client.get("/unknowns/items/1/image").status_code == (422 if "file" in change else 200)
+    assert client.delete("/unknowns/items/1").status_code == 200

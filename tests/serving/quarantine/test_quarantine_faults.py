@@ -94,10 +94,11 @@ def test_a_disk_that_is_full_half_way_through_a_batch_gives_back_what_it_took(tm
     code = f"""
 import resource, sys
 from pathlib import Path
-from serving.quarantine.images import ImageFolder
+from serving.quarantine.images import ImageFolder, new_name
 
 resource.setrlimit(resource.RLIMIT_FSIZE, ({SMALL}, {SMALL}))
-ImageFolder(Path(sys.argv[1])).write({{"small": b"x", "large": bytes({SMALL} + 1)}})
+small, large = new_name("0" * 64, "0" * 8), new_name("1" * 64, "0" * 8)
+ImageFolder(Path(sys.argv[1])).write({{small: b"x", large: bytes({SMALL} + 1)}})
 """
     child = run_python(code, str(tmp_path / "images"), stderr=subprocess.PIPE)
     _, problem = child.communicate(timeout=PATIENCE)

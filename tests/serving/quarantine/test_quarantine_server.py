@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,17 @@ from tests.helpers_quarantine import Place, Postgres, noise
 from tests.helpers_serving import COLOURS, Server, eventually, http_post, image_bytes, metric, saved, serving
 
 
-def settings(place: Place, **more: str) -> dict[str, str]:
+def settings(place: Place, workers: int = 2, **more: str) -> dict[str, str]:
     chosen = {"URL": place.url, "IMAGES": place.images, **more}
-    return {"OPENWORLD_WORKERS": "2", **{f"OPENWORLD_QUARANTINE_{name}": value for name, value in chosen.items()}}
+    variables = {f"OPENWORLD_QUARANTINE_{name}": value for name, value in chosen.items()}
+    return {"OPENWORLD_WORKERS": str(workers), **variables}
 
 
-def ask(server: Server, content: bytes) -> dict[str, object]:
+def ask(server: Server, content: bytes, form: str = "raw") -> dict[str, object]:
     """Send over a new connection, so that either worker may answer."""
-    answered = http_post(f"{server.url}/predict", content=content)
+    text = base64.b64encode(content).decode()
+    body = {"raw": {"content": content}, "form": {"files": {"image": content}}, "json": {"json": {"image": text}}}
+    answered = http_post(f"{server.url}/predict", **body[form])
     assert answered.status_code == 200
     return dict(answered.json())
 
@@ -27,15 +31,21 @@ def kept(server: Server, count: int) -> bool:
 
 
 def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_path: Path) -> None:
-    unknown = [saved(noise(number)) for number in range(20)]
+    """As they were sent, in every form of upload; what was accepted right before the end is written, too."""
+    kinds = ("PNG", "JPEG", "BMP")
+    unknown = [saved(noise(number), kinds[number % 3]) for number in range(21)]
     with serving(tmp_path / "home", bundle, settings=settings(place)) as server:
-        answers = [ask(server, content) for content in unknown]
-        assert not any(answer["known"] for answer in answers)
+        forms = ("raw", "form", "json")
+        answers = [ask(server, content, forms[number // 3 % 3]) for number, content in enumerate(unknown[:20])]
         ask(server, unknown[0])
         assert ask(server, image_bytes(COLOURS["red"]))["known"]
+        assert http_post(f"{server.url}/predict", content=b"junk").status_code == 415
         eventually(lambda: kept(server, 20) and metric(server, "openworld_quarantine_copies_total") == 1)
         assert metric(server, "openworld_quarantine_items") == 20
         assert metric(server, "openworld_quarantine_dropped_total") == 0
+        answers.append(ask(server, unknown[20]))
+    assert not any(answer["known"] for answer in answers)
+    assert "Traceback" not in server.log.read_text()
     store = place.open()
     items = store.items()
     assert {store.image(item.id) for item in items} == set(unknown)
@@ -44,11 +54,13 @@ def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_
         assert item.answer == by_content[store.image(item.id)]
         assert item.model_version == item.answer["model"]["version"]
         assert (item.kind, item.state) == ("unknown", "new")
+        assert item.features.ndim == 1
+        assert len(item.features) > 0
 
 
 def test_a_share_of_what_is_known_is_kept_for_an_audit(bundle: Path, tmp_path: Path) -> None:
     place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
-    with serving(tmp_path / "home", bundle, settings=settings(place, AUDIT_SHARE="1")) as server:
+    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, AUDIT_SHARE="1")) as server:
         ask(server, image_bytes(COLOURS["red"]))
         eventually(lambda: kept(server, 1))
     (item,) = place.open().items()
@@ -58,7 +70,7 @@ def test_a_share_of_what_is_known_is_kept_for_an_audit(bundle: Path, tmp_path: P
 def test_without_a_place_for_images_answers_go_on(bundle: Path, tmp_path: Path) -> None:
     place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
     Path(place.images).write_text("in the way")
-    with serving(tmp_path / "home", bundle, settings=settings(place, QUEUE="4")) as server:
+    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, QUEUE="4")) as server:
         for number in range(20):
             assert not ask(server, saved(noise(number)))["known"]
         eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="images") >= 2)

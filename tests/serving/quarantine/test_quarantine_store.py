@@ -12,7 +12,9 @@ from sqlalchemy import text
 
 from serving.quarantine import caps, labels
 from serving.quarantine.caps import DAY
-from serving.quarantine.records import Caps, StoreError, UnknownIdError
+from serving.quarantine.database import Database
+from serving.quarantine.images import open_image_store
+from serving.quarantine.records import Caps, DamagedItemError, StoreError, UnknownIdError
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
 from tests.helpers_serving import PATIENCE, saved
@@ -280,3 +282,72 @@ def test_two_processes_write_at_once(place: Place) -> None:
     assert sum(item.copies for item in items) == 2 * 12 * 10
     assert {store.image(item.id) for item in items} == {saved(noise(number)) for number in range(65)}
     assert len(place.files()) == 65
+
+
+def tamper(place: Place, **columns: object) -> None:
+    """Change the first row behind the store's back."""
+    database = Database(place.url)
+    with database.writing() as connection:
+        assignments = ", ".join(f'"{name}" = :{name}' for name in columns)
+        connection.execute(text(f"UPDATE openworld_items SET {assignments} WHERE id = 1"), columns)
+    database.close()
+
+
+OF_ANOTHER = f"{'0' * 64}-ffffffff-01234567"
+"""A file of another quarantine in the same folder."""
+
+
+@pytest.mark.parametrize("name", ["../victim", "../../victim", "/etc/passwd", "victim", "x/../victim", OF_ANOTHER, ""])
+def test_a_row_that_names_another_file_reaches_none(place: Place, store: Store, tmp_path: Path, name: str) -> None:
+    store.add(arrivals(range(2)))
+    folder = place.files()[0].parent
+    victims = [folder.parent / "victim", folder.parent.parent / "victim", folder / "victim", folder / OF_ANOTHER]
+    for victim in victims:
+        victim.write_bytes(b"of someone else")
+    tamper(place, file=name)
+    (damaged, whole) = store.items()
+    assert (damaged.id, damaged.damage) == (1, "file is not a name that this quarantine makes")
+    assert whole.damage is None
+    with pytest.raises(DamagedItemError, match="not of this quarantine"):
+        store.image(1)
+    assert store.delete([1]) == 1
+    assert store.enforce(Caps(items=1)) == {}
+    assert all(victim.read_bytes() == b"of someone else" for victim in victims)
+    for victim in victims:
+        victim.unlink()
+
+
+@pytest.mark.parametrize("name", ["../victim", "a/b", "x" * 82, "", ".part"])
+def test_no_storage_touches_a_file_with_another_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "victim").write_bytes(b"of someone else")
+    for images in (open_image_store(str(tmp_path / "images")), open_image_store(f"memory://{tmp_path}/images")):
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.read(name)
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.remove([name])
+        with pytest.raises(DamagedItemError, match="not named as"):
+            images.write({name: b""})
+    assert (tmp_path / "victim").read_bytes() == b"of someone else"
+
+
+@pytest.mark.parametrize(
+    ("columns", "damage"),
+    [
+        ({"answer": "not json"}, "answer is not a JSON object"),
+        ({"answer": "[" * 100_000}, "answer is not a JSON object"),
+        ({"answer": "[1]"}, "answer is not a JSON object"),
+        ({"features": b"odd"}, "features are not 32-bit numbers"),
+        ({"state": "lost"}, "state or kind is none that exists"),
+        ({"kind": ""}, "state or kind is none that exists"),
+    ],
+)
+def test_a_damaged_row_is_shown_as_damaged(place: Place, store: Store, columns: dict[str, object], damage: str) -> None:
+    store.add(arrivals(range(2)))
+    store.name([1, 2], "cat", "ada")
+    tamper(place, **columns)
+    (damaged, whole) = store.items()
+    assert (damaged.id, damaged.damage, damaged.answer, damaged.label) == (1, damage, {}, None)
+    assert (whole.damage, whole.label) == (None, "cat")
+    assert [item.id for item in store.labelled()["cat"]] == [2]
+    assert store.usage().items == 2
+    assert store.delete([1]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,6 +290,8 @@ def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytes
     refused = group.state().refused
     assert refused is not None
     assert not leaders[1]._is_new(shelf.folder / "bad")
+    # Also if the clock on the wall was set back in between.
+    assert refused.at <= time.monotonic()
     group.publish(group.state().model_copy(update={"refused": refused.model_copy(update={"at": refused.at - 100})}))
     eventually(lambda: (again := group.state().refused) is not None and again.times == 2)
     for worker, leader in zip(workers, leaders, strict=True):

@@ -8,6 +8,7 @@ import torch
 from models.detectors import decisions
 from models.detectors.mahalanobis import RANK
 from models.network import Network
+from serving.bundle.decision import judge
 from tests.helpers import assert_same_tensors, learn_task, learn_task_head, random_images, tiny_network, tiny_task
 from training.config import Augmentation
 from training.data.tasks import Batchable, TaskData
@@ -124,7 +125,7 @@ def test_detectors_are_fitted_to_slightly_changed_images_as_well(monkeypatch: py
     torch.manual_seed(0)
     changed = (slight_change(data.train.images(slice(None)), Augmentation()) * 255).round().byte()
     with_copies = task_measurements(network, 0, changed)["shallow"].amin(dim=1).mean()
-    monkeypatch.setattr(learned_head, "slight_change", lambda images, _: images)
+    monkeypatch.setattr(learned_head, "slight_change", lambda images, how, strength=1.0: images)
     fit_detectors(network, 0, data, Augmentation())
     assert with_copies < task_measurements(network, 0, changed)["shallow"].amin(dim=1).mean()
 
@@ -171,3 +172,27 @@ def test_the_rule_has_the_scores_of_a_tasks_own_images(learned: tuple[Network, T
     assert rule.classes == 2
     assert rule.images == len(data.validation) + len(data.train)
     assert rule.own_scores == tuple(sorted(set(scores.tolist())))
+
+
+@pytest.mark.parametrize(("shares", "chosen"), [([0.1], 1.0), ([0.3, 0.2], 1.5), ([0.9, 0.8, 0.7], 2.0)])
+def test_copies_are_changed_as_weakly_as_validation_images_allow(
+    learned: tuple[Network, TaskData], monkeypatch: pytest.MonkeyPatch, shares: list[float], chosen: float
+) -> None:
+    network, data = learned
+    measured = iter(shares)
+    monkeypatch.setattr(learned_head, "_share_unknown", lambda *_: next(measured))
+    assert fit_detectors(network, 0, data, Augmentation()) == (chosen, shares[-1])
+    assert next(measured, None) is None
+
+
+def test_the_share_of_changed_images_that_is_called_unknown_is_that_of_the_tasks_own_rule() -> None:
+    network, data = tiny_network("hat"), tiny_task(1, per_class=20)
+    learn_task(network, data)
+    pixels = torch.cat([data.validation.pixels, 255 - data.validation.pixels])
+    with torch.no_grad():
+        features = learned_head._live_features(network, 0, Batchable(pixels, data.train.local_classes.repeat(2)))
+        share, finer = (learned_head._share_unknown(network, 0, features, alpha) for alpha in (0.1, 0.01))
+    decider = make_decider(network, "features", 0.1)
+    outputs = decider.outputs([task_measurements(network, 0, pixels)])
+    assert share == pytest.approx(1 - judge(outputs, decider.rule).known.mean())
+    assert finer == 0, "80 images cannot reject at 0.01"

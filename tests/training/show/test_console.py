@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from serving.bundle.run_verdict import PARTS, not_measured
 from tests.helpers import use_tiny_preset
 from training import fit
 from training.show.console import QUIET_SECONDS, Reporter, print_summary
+from training.store.checkpoint import METRICS
 
 
 class Clock:
@@ -87,6 +90,7 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
         {
             **accuracies,
             **dict.fromkeys(("average_incremental_accuracy", "ece", "accepted_known", "task_auroc"), 0.5),
+            "verdict": not_measured("no images").model_dump(),
             "method": "hat",
             "loss": "csi",
             "preset": "digits",
@@ -102,6 +106,22 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
     assert ("12.5" in printed) is shown
     assert ("each of the 20 tasks after each of them: see report.html" in printed) is not shown
     assert "…" not in printed
+
+
+def test_the_verdict_is_printed_with_its_numbers_and_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    use_tiny_preset(monkeypatch)
+    assert fit.main(["--out", str(tmp_path)]) == 0
+    verdict = json.loads((tmp_path / METRICS).read_text())["verdict"]
+    printed = capsys.readouterr().out
+    for name, title in PARTS.items():
+        (row,) = [line for line in printed.splitlines() if title in line]
+        assert verdict[name]["grade"] in row
+        assert verdict[name]["numbers"] in row
+        assert verdict[name]["advice"] in printed
+    assert "TP" in verdict["tp"]["numbers"]
 
 
 def test_one_bar_covers_a_run_that_was_estimated(capsys: pytest.CaptureFixture[str]) -> None:

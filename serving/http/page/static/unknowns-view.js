@@ -74,12 +74,14 @@ export function updateThumb(thumb, item, { selected, groupLabel, focusable }) {
   thumb.dataset.group = item.group ?? NONE;
   thumb.setAttribute("aria-selected", String(selected));
   thumb.tabIndex = focusable ? 0 : -1;
+  if (item.damage !== null) tag.textContent = "damaged";
   thumb.setAttribute("aria-label", `Image ${item.id}, ${about(item)}`);
   thumb.title = about(item);
 }
 
 // A one-line description of an image.
 export function about(item) {
+  if (item.damage !== null) return `damaged: ${item.damage}`;
   const state = {
     new: "not reviewed",
     named: `named ${quoted(item.label)}`,

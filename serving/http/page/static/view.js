@@ -34,6 +34,25 @@ export function showModel(model) {
   );
   element("about-list").replaceChildren(...about(model).map(([name, text]) => fact(name, text)));
   element("about").hidden = false;
+  showVerdict(model.verdict);
+}
+
+const PARTS = { wp: "Classes within a task", tp: "Task prediction", unknown: "Unknown detection" };
+const GRADES = ["good", "not measured", "weak", "not working"];
+
+// The parts of the model that are not good, worst first; nothing if all are.
+function showVerdict(verdict) {
+  const parts = Object.entries(PARTS)
+    .map(([name, title]) => ({ title, ...verdict[name] }))
+    .filter((part) => ["weak", "not working"].includes(part.grade))
+    .sort((one, other) => GRADES.indexOf(other.grade) - GRADES.indexOf(one.grade));
+  const notice = element("verdict");
+  notice.hidden = !parts.length;
+  if (!parts.length) return;
+  notice.dataset.grade = parts[0].grade;
+  const lead = parts[0].grade === "not working" ? "Do not rely on this model. " : "This model is weak in parts. ";
+  const texts = parts.map((part) => `${part.title}: ${part.grade} (${part.numbers}).`);
+  notice.replaceChildren(made("strong", lead), texts.join(" "));
 }
 
 function about(model) {
@@ -51,6 +70,7 @@ function about(model) {
     ["Image", `${model.image.width} × ${model.image.height}, ${model.image.mode === "L" ? "grey" : "colour"}`],
     ["Method", `${model.method}, ${model.preset}`],
     ["Created", model.created.slice(0, 10)],
+    ...Object.entries(PARTS).map(([name, title]) => [title, model.verdict[name].grade]),
     ...shares.filter(([, share]) => typeof share === "number").map(([name, share]) => [name, percent(share)]),
   ];
 }
@@ -78,6 +98,7 @@ export function showEmpty() {
   element("label").dataset.size = "short";
   element("badge").textContent = "waiting";
   element("task-badge").hidden = true;
+  element("warning").hidden = true;
   element("sentence").textContent = "Draw something or choose an image. The answer appears here.";
   showParts({ headline: true });
 }
@@ -96,10 +117,12 @@ export function showAnswer(answer, model, milliseconds, within) {
   const label = element("label");
   label.textContent = answer.label;
   label.dataset.size = answer.label.length <= 2 ? "short" : answer.label.length <= 10 ? "middle" : "long";
-  element("badge").textContent = answer.known ? `${percent(answer.confidence)} confident` : "fits no task";
+  element("badge").textContent = answer.known ? `${percent(answer.confidence)} confident, if known` : "fits no task";
   element("task-badge").textContent = taskName(model, answer.task);
   element("task-badge").hidden = !answer.known;
   element("sentence").replaceChildren(...sentence(answer, within));
+  element("warning").textContent = answer.warning ?? "";
+  element("warning").hidden = !answer.warning;
   showTasks(answer, model, within);
   showClasses(answer);
   element("fact-latency").textContent = `${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms`;
@@ -114,7 +137,7 @@ function sentence(answer, within) {
   const guess = made("strong", answer.best_guess);
   const few = share.startsWith("less") ? share : `only ${share}`;
   const reason = `but ${few} of ${whose} look this unusual. Below ${percent(answer.alpha)}, the answer is “unknown”.`;
-  return ["Best guess: ", guess, ` (${percent(answer.confidence)}), ${reason}`];
+  return ["Best guess: ", guess, ` (${percent(answer.confidence)} if it were of a known class), ${reason}`];
 }
 
 // Bars start at zero and the line is at the threshold. Very long bars are cut off, so that the line stays visibly apart

@@ -1,0 +1,27 @@
+"""Text for a terminal: file names and other data from outside must not control it."""
+
+from __future__ import annotations
+
+import logging
+
+
+def escaped(text: object) -> str:
+    """The text with every control character but line breaks written as its escape sequence, such as \\x1b."""
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in shown)
+
+
+class EscapingFormatter(logging.Formatter):
+    """Escapes whole log messages, with their arguments and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
+def log_to_terminal(*, clock: str | None = None) -> None:
+    """Show what commands log, as plain lines on standard error; `clock` is the format of a time before each line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(EscapingFormatter("%(message)s" if clock is None else "%(asctime)s %(message)s", clock))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

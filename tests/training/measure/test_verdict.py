@@ -1,0 +1,200 @@
+"""The verdict on a run: on literal numbers, and on outputs of runs that work and that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from serving.bundle.decision import NETWORK_NAMES, Outputs, Rule, TaskRule, judge
+from serving.bundle.run_verdict import PARTS, RunVerdict
+from training.measure.verdict import (
+    LEFT_OUT,
+    Hits,
+    Separation,
+    auroc_error,
+    class_hits,
+    judge_run,
+    left_out,
+    lower_share,
+    never_learned,
+    task_hits,
+)
+
+RULE = Rule(alpha=0.05, tasks=tuple(TaskRule.fit(np.arange(200) / 40, classes=2) for _ in range(4)))
+PER_CLASS = 20
+CLASS_IDS = np.repeat(np.arange(8), PER_CLASS)
+
+
+def outputs(distance: float, spread: float, seed: int = 0) -> Outputs:
+    """Outputs for PER_CLASS images of each class: own columns around 0, those of other tasks around `distance`."""
+    generator = np.random.default_rng(seed)
+    own = np.arange(8) == CLASS_IDS[:, None]
+    logits = generator.normal(0, spread, own.shape) + distance * own
+    foreign = np.arange(8) // 2 != CLASS_IDS[:, None] // 2
+    distances = np.abs(generator.normal(0, spread, own.shape)) + distance * foreign
+    return dict(zip(NETWORK_NAMES, (logits, distances), strict=True))
+
+
+def verdict_on(network: Outputs, unknown: Outputs | None = None) -> RunVerdict:
+    verdicts = judge(network, RULE)
+    found = left_out(network, RULE, CLASS_IDS) if unknown is None else never_learned(verdicts, judge(unknown, RULE))
+    return judge_run(class_hits(verdicts, RULE, CLASS_IDS), task_hits(verdicts, RULE, CLASS_IDS), found, RULE)
+
+
+def foreign_outputs(distance: float) -> Outputs:
+    """Images of no class, at this distance from every class."""
+    generator = np.random.default_rng(1)
+    return {name: distance + generator.normal(0, 1, (40, 8)) for name in NETWORK_NAMES}
+
+
+@pytest.mark.parametrize(
+    ("right", "images", "guess", "grade"),
+    [
+        (361, 361, 0.25, "good"),
+        (99, 100, 0.5, "good"),
+        (90, 100, 0.5, "good"),
+        (89, 100, 0.5, "weak"),
+        (57, 100, 0.2, "weak"),
+        # A fifth of the way from guessing to perfection is too little, however many images show it.
+        (3601, 10_000, 0.2, "weak"),
+        (3599, 10_000, 0.2, "not working"),
+        (25, 100, 0.25, "not working"),
+        (0, 100, 0.25, "not working"),
+        # The same share, with too few images to exclude guessing.
+        (14, 20, 0.5, "not working"),
+        (140, 200, 0.5, "weak"),
+        # A perfect result of few images is not good yet.
+        (5, 5, 0.5, "weak"),
+        (12, 12, 0.5, "good"),
+        # Even a perfect result would prove nothing, or nothing is to be decided.
+        (4, 4, 0.5, "not measured"),
+        (0, 3, 0.5, "not measured"),
+        (7, 7, 1.0, "not measured"),
+    ],
+)
+def test_grades_of_accuracies(right: int, images: int, guess: float, grade: str) -> None:
+    assert Hits(right, images, guess).grade == grade
+
+
+@pytest.mark.parametrize(("right", "images"), [(5, 5), (12, 20), (0, 9), (90, 100), (9_000, 10_000)])
+def test_a_confidence_interval_ends_where_so_many_hits_become_rare(right: int, images: int) -> None:
+    """With the share at the lower end, as many hits or more have a probability of about 5 %."""
+    lower = lower_share(right, images)
+    assert 0 <= lower < max(right / images, 1e-9)
+    drawn = np.random.default_rng(0).binomial(images, lower, 100_000)
+    assert right == 0 or (drawn >= right).mean() <= 0.055
+
+
+@pytest.mark.parametrize("area", [0.6, 0.9, 0.98])
+def test_the_error_of_an_auroc_is_that_of_a_simulation(area: float) -> None:
+    generator = np.random.default_rng(0)
+    # Exponential scores, for which the formula is exact: P(unknown > known) = rate / (1 + rate).
+    known = generator.exponential(1.0, (2000, 60))
+    unknown = generator.exponential(area / (1 - area), (2000, 30))
+    drawn = (unknown[:, :, None] > known[:, None, :]).mean(axis=(1, 2))
+    assert drawn.mean() == pytest.approx(area, abs=0.01)
+    assert auroc_error(area, 60, 30) == pytest.approx(drawn.std(), rel=0.15)
+
+
+def test_a_perfect_auroc_of_few_images_is_uncertain() -> None:
+    assert auroc_error(1.0, 20, 3) > auroc_error(1.0, 200, 30) > 0
+    assert Separation(1.0, 20, 3, 0.05, 1.0).grade(0.05) == "weak"
+    assert Separation(1.0, 200, 30, 0.05, 1.0).grade(0.05) == "good"
+
+
+@pytest.mark.parametrize(
+    ("auroc", "rejected_known", "rejected_unknown", "grade"),
+    [
+        (0.99, 0.05, 0.93, "good"),
+        (0.90, 0.05, 0.50, "good"),
+        (0.89, 0.05, 0.50, "weak"),
+        # Good scores with a threshold that is too high, or too low.
+        (0.93, 0.00, 0.08, "weak"),
+        (0.99, 0.16, 0.99, "weak"),
+        (0.70, 0.05, 0.20, "weak"),
+        (0.59, 0.05, 0.20, "not working"),
+        (0.47, 0.05, 0.06, "not working"),
+        # A threshold by which known images are rejected as often as unknown ones decides nothing.
+        (0.93, 0.05, 0.05, "not working"),
+        (0.93, 0.00, 0.00, "not working"),
+    ],
+)
+def test_grades_of_unknown_detection(auroc: float, rejected_known: float, rejected_unknown: float, grade: str) -> None:
+    assert Separation(auroc, 1000, 1000, rejected_known, rejected_unknown).grade(0.05) == grade
+
+
+def test_a_weak_auroc_of_few_images_cannot_be_told_from_guessing() -> None:
+    assert Separation(0.65, 1000, 1000, 0.05, 0.2).grade(0.05) == "weak"
+    assert Separation(0.65, 30, 10, 0.05, 0.2).grade(0.05) == "not working"
+
+
+def test_a_run_that_works_is_good_in_every_part() -> None:
+    verdict = verdict_on(outputs(40, 0.3), foreign_outputs(40))
+    assert [part.grade for part in verdict.parts.values()] == ["good"] * 3
+    assert verdict.warning is None
+    assert all(part.advice == "" for part in verdict.parts.values())
+    assert "TP 100.0 % of 160 test images, guessing 25.0 %" in verdict.summary
+    assert "WP 100.0 % of 160 test images, guessing 50.0 %" in verdict.summary
+    assert "AUROC 1.000, guessing 0.5; 100.0 % of unknown images rejected" in verdict.summary
+    for title in PARTS.values():
+        assert f"{title}: good" in verdict.summary.lower()
+
+
+def test_a_run_that_guesses_does_not_work_in_any_part() -> None:
+    verdict = verdict_on(outputs(0, 2), foreign_outputs(1))
+    assert [part.grade for part in verdict.parts.values()] == ["not working"] * 3
+    assert verdict.warning is not None
+    for title, part in verdict.parts.items():
+        assert f"{title} ({part.numbers})" in verdict.warning
+        assert part.advice
+        assert part.advice in verdict.summary
+
+
+def test_without_unknown_images_every_task_is_left_out_in_turn() -> None:
+    network = outputs(40, 0.3)
+    found = left_out(network, RULE, CLASS_IDS)
+    assert found is not None
+    assert (found.auroc, found.rejected_unknown, found.source) == (1.0, 1.0, LEFT_OUT)
+    assert (found.known, found.unknown) == (160, 40)
+    assert verdict_on(network).unknown.grade == "good"
+    # Images that are as near to the other tasks as to their own are known to the run without their own.
+    assert verdict_on(outputs(0.5, 1)).unknown.grade == "not working"
+
+
+def test_a_single_task_without_unknown_images_is_not_measured() -> None:
+    rule = Rule(alpha=0.05, tasks=RULE.tasks[:1])
+    network = {name: values[:, :2] for name, values in outputs(40, 0.3).items()}
+    class_ids = CLASS_IDS[:40]
+    network = {name: values[:40] for name, values in network.items()}
+    assert left_out(network, rule, class_ids) is None
+    verdicts = judge(network, rule)
+    verdict = judge_run(class_hits(verdicts, rule, class_ids), task_hits(verdicts, rule, class_ids), None, rule)
+    assert [part.grade for part in verdict.parts.values()] == ["good", "not measured", "not measured"]
+    assert "--unknown" in verdict.unknown.advice
+    assert verdict.warning is None
+
+
+def test_one_class_per_task_leaves_nothing_to_decide_within_it() -> None:
+    rule = Rule(alpha=0.05, tasks=tuple(TaskRule.fit(np.arange(200) / 40, classes=1) for _ in range(8)))
+    verdicts = judge(outputs(40, 0.3), rule)
+    assert class_hits(verdicts, rule, CLASS_IDS).grade == "not measured"
+    assert task_hits(verdicts, rule, CLASS_IDS).guess == 1 / 8
+
+
+def test_guessing_knows_how_frequent_classes_and_tasks_are() -> None:
+    chosen = np.concatenate([np.arange(20), np.arange(20, 25), np.arange(40, 45)])
+    network = {name: values[chosen] for name, values in outputs(40, 0.3).items()}
+    verdicts, ids = judge(network, RULE), CLASS_IDS[chosen]
+    assert class_hits(verdicts, RULE, ids).guess == (20 + 5) / 30
+    assert task_hits(verdicts, RULE, ids).guess == 25 / 30
+
+
+def test_a_run_with_too_few_images_to_reject_any_is_found_out() -> None:
+    few = Rule(alpha=0.05, tasks=(*RULE.tasks[:3], TaskRule.fit(np.arange(15) / 3, classes=2)))
+    network = outputs(40, 0.3)
+    verdicts = judge(network, few)
+    found = never_learned(verdicts, judge(foreign_outputs(40), few))
+    verdict = judge_run(class_hits(verdicts, few, CLASS_IDS), task_hits(verdicts, few, CLASS_IDS), found, few)
+    assert [part.grade for part in verdict.parts.values()] == ["good", "good", "not working"]
+    assert "task 3 has fewer than 20 images" in verdict.unknown.advice
+    assert found.auroc > 0.9
