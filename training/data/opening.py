@@ -9,7 +9,6 @@ from training.config import RunConfig
 from training.data.encoder import Encoder
 from training.data.quarantined import Address
 from training.data.sources import Sources
-from training.show.console import Reporter
 
 
 def open_sources(
@@ -26,5 +25,7 @@ def open_sources(
     """
     if config.trunk is None:
         return Sources(config, data, quarantine)
+    from training.show.console import Reporter
+
     opened = trunk or reopen(config.trunk, weights=weights)
     return Sources(config, data, quarantine, Encoder(opened, reporter=Reporter()))
