@@ -26,7 +26,7 @@ from export.graph.evidence import Evidence, gather
 from export.graph.notes import note
 from export.graph.session import GraphQuery, GraphRunner, is_large, load_nodes, open_written
 from export.graph.writer import OPSET, PRODUCER, installed
-from models.trunks.trunk import Trunk, reopen
+from models.trunks.trunk import Trunk, TrunkError, reopen
 from serving.bundle.decision import OUTPUT_NAMES, Outputs
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST, TRUNK, detector_name, part_name
@@ -53,7 +53,7 @@ from training.show.suggest import unknown_name
 
 GOLDEN_IMAGES, GOLDEN_PHOTOS = 8, 3
 VERIFIED_IMAGES = 21
-EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, VerdictError, WriteError)
+EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, TrunkError, VerdictError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
 PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 

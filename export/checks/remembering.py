@@ -36,7 +36,7 @@ def put_on_shelf(
         load_bundle(place).check()
     else:
         move_into_place(fresh, place)
-    shelf.point_at(place.name)
+    shelf.point_at(place.name, None if before is None else before.path.resolve().name)
     return Path(os.path.abspath(place))
 
 

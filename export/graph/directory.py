@@ -1,5 +1,7 @@
 """Writes a bundle directory, which appears complete or not at all."""
 
+import contextlib
+import glob
 import os
 import shutil
 import tempfile
@@ -7,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from serving.bundle.atomic import sync
+from serving.bundle.atomic import exchange, lock_now, locked, sync
 from serving.bundle.layout import MANIFEST
+
+_FRESH, _OLDER = "writing", "old"
+"""Parts of the names of hidden folders: a bundle that is being written, and one that is being replaced."""
 
 
 class WriteError(Exception):
@@ -30,11 +35,16 @@ def check_target(folder: Path) -> None:
 
 @contextmanager
 def fresh_directory(parent: Path, name: str) -> Iterator[Path]:
-    """A hidden folder to write in; it is removed when the block ends, unless it was moved."""
+    """A hidden folder to write in; it is removed when the block ends, unless it was moved.
+
+    Folders that killed processes have left are removed before, and a bundle that one of them had moved aside is put
+    back.
+    """
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        recover(parent, name)
         # In the same parent, so that moving it is a rename and never a copy.
-        fresh = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=parent))
+        fresh, lock = _locked_directory(parent, f".{name}.{_FRESH}.")
     except OSError as error:
         raise WriteError(f"{parent}: no bundle can be written there: {error.strerror}") from None
     try:
@@ -42,6 +52,32 @@ def fresh_directory(parent: Path, name: str) -> Iterator[Path]:
         yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        os.close(lock)
+
+
+def recover(parent: Path, name: str) -> None:
+    """Put back a bundle that a killed process had moved aside, and remove what such processes have left."""
+    for kind in (_OLDER, _FRESH):
+        for left in parent.glob(f".{glob.escape(name)}.{kind}.*"):
+            # A process that lives holds the lock of its folder.
+            with contextlib.suppress(FileNotFoundError), locked(left) as abandoned:
+                if not abandoned:
+                    continue
+                if kind == _OLDER and not (parent / name).exists() and (left / name).exists():
+                    os.rename(left / name, parent / name)
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder and the descriptor that holds its lock."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        # Another process may take it for a left one until it is locked, and remove it.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
+            if lock_now(descriptor) and made.exists():
+                return made, descriptor
+            os.close(descriptor)
 
 
 def move_into_place(fresh: Path, folder: Path) -> None:
@@ -54,16 +90,17 @@ def replace_directory(fresh: Path, folder: Path) -> None:
     """Sync a folder and its files to disk, then move it to its place; if that fails, an older folder there is kept."""
     for path in (*fresh.iterdir(), fresh):
         sync(path)
-    if folder.exists():
-        _replace(fresh, folder)
-    else:
+    if not folder.exists():
         os.rename(fresh, folder)
+    elif not exchange(fresh, folder):
+        _replace(fresh, folder)
     # Until the parent is synced, a crash may undo the rename.
     sync(folder.parent)
 
 
 def _replace(fresh: Path, folder: Path) -> None:
-    older = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
+    """In two steps. A process that is killed between them leaves no bundle there, which `recover` puts back."""
+    older, lock = _locked_directory(folder.parent, f".{folder.name}.{_OLDER}.")
     try:
         os.rename(folder, older / folder.name)
         os.rename(fresh, folder)
@@ -71,3 +108,4 @@ def _replace(fresh: Path, folder: Path) -> None:
         if not folder.exists():
             os.rename(older / folder.name, folder)
         shutil.rmtree(older, ignore_errors=True)
+        os.close(lock)

@@ -76,10 +76,10 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
     )
 
 
-def evenly(counts: Mapping[int, int], most: int = MOST_IMAGES) -> dict[int, NDArray[np.integer]]:
+def evenly(counts: Mapping[int, int], most: int | None = None) -> dict[int, NDArray[np.integer]]:
     """Indices of the images taken from each task: one per task in turn until there are enough, the same each time."""
     turns = sorted((turn, task) for task, count in counts.items() for turn in range(count))
-    shares = Counter(task for _, task in turns[:most])
+    shares = Counter(task for _, task in turns[: MOST_IMAGES if most is None else most])
     return {
         task: np.sort(np.random.default_rng(task).permutation(count)[: shares[task]]) for task, count in counts.items()
     }

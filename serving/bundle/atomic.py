@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_HERE, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux."""
 
 
 @contextmanager
@@ -34,6 +41,51 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         temporary.write_bytes(content)
     if durable:
         sync(path.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False, and nothing is changed, where the system cannot do that.
+
+    Python has no function for it. Linux has had renameat2 with this flag since 2014, documented in rename(2), and glibc
+    since 2018; some file systems, such as NFS, do not support it.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+@contextmanager
+def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Hold the lock of a file or folder, which ends with this process; False if another one keeps it for `patience`.
+
+    Where the file system has no locks, nobody ever holds one.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + patience
+        while not (held := lock_now(descriptor)) and time.monotonic() < until:
+            time.sleep(0.01)
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def lock_now(descriptor: int) -> bool:
+    """Take the lock of an open file or folder; False if another process holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
 
 
 def sync(path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from models.detectors import decisions
+from serving.bundle.run_verdict import PARTS
 from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
 from training import fit
@@ -77,6 +78,11 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
         assert f"{100 * value:.1f} %" in read.words
+    for name, title in PARTS.items():
+        part = measured["verdict"][name]
+        line = f"{title.capitalize()}: {part['grade']}. {part['numbers']}."
+        assert line in read.words
+        assert read.words.index(line) < read.words.index("CIL accuracy"), "the verdict is on top"
     headings = ("After each task", "What limits each task", "Decisions side by side", "Known or unknown")
     for heading in (*headings, "Mistakes", "Learning"):
         assert heading in read.words

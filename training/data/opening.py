@@ -6,7 +6,6 @@ from pathlib import Path
 
 from models.trunks.trunk import Trunk, reopen
 from training.config import RunConfig
-from training.data.encoder import Encoder
 from training.data.quarantined import Address
 from training.data.sources import Sources
 
@@ -25,6 +24,8 @@ def open_sources(
     """
     if config.trunk is None:
         return Sources(config, data, quarantine)
+    # Most runs need neither.
+    from training.data.encoder import Encoder
     from training.show.console import Reporter
 
     opened = trunk or reopen(config.trunk, weights=weights)

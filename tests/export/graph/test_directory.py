@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import stat
 from pathlib import Path
 
 import pytest
 
-from export.graph.directory import WriteError, check_target, fresh_directory, move_into_place
+from export.graph import directory
+from export.graph.directory import WriteError, check_target, fresh_directory, move_into_place, recover
+from serving.bundle.atomic import exchange
 from serving.bundle.layout import MANIFEST
 from tests.helpers import raise_at_call
 
@@ -85,6 +89,13 @@ def test_a_link_is_not_replaced(target: str, tmp_path: Path) -> None:
     assert contents(tmp_path / "bundle") == OLD
 
 
+@pytest.fixture
+def in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that cannot exchange two names."""
+    monkeypatch.setattr("export.graph.directory.exchange", lambda *_: False)
+
+
+@pytest.mark.usefixtures("in_two_steps")
 @pytest.mark.parametrize(
     ("function", "call"), [("fsync", 1), ("fsync", 2), ("rename", 1), ("rename", 2)], ids=lambda value: str(value)
 )
@@ -120,6 +131,8 @@ def test_the_folder_around_a_bundle_is_made_lasting_after_the_move(
     happened: list[str] = []
     rename, fsync = os.rename, os.fsync
     monkeypatch.setattr(os, "rename", lambda *places: [happened.append("rename"), rename(*places)])
+    exchanging = lambda *places: [happened.append("rename"), exchange(*places)][1]  # noqa: E731
+    monkeypatch.setattr("export.graph.directory.exchange", exchanging)
     monkeypatch.setattr(os, "fsync", lambda file: [happened.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)])
     write_directory(tmp_path / "bundle", NEW)
     assert happened[-2:] == ["rename", str(tmp_path)]
@@ -131,3 +144,65 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
         write_directory(tmp_path / "file" / "bundle", NEW)
     with pytest.raises(WriteError, match="/proc: no bundle can be written there: "):
         write_directory(Path("/proc/bundle"), NEW)
+
+
+def killed_while_writing(folder: Path, at: str) -> None:
+    """Write a bundle in a child process that is killed before or after a call of this function."""
+    when, _, name = at.partition(" ")
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        return
+    places = {"rename": os, "exchange": directory, "rmtree": shutil}
+    function = getattr(places[name], name)
+
+    def killing(*given: object, **options: object) -> object:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        function(*given, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    try:
+        if name != "exchange":
+            directory.exchange = lambda *_: False  # type: ignore[assignment]
+        setattr(places[name], name, killing)
+        write_directory(folder, NEW)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("at", ["before exchange", "after exchange", "before rename", "after rename", "before rmtree"])
+def test_kill_9_leaves_a_bundle_and_the_next_export_nothing_else(at: str, tmp_path: Path) -> None:
+    """With the exchange there is one at every moment; in two steps, the next export puts the older one back."""
+    write_directory(tmp_path / "bundle", OLD)
+    killed_while_writing(tmp_path / "bundle", at)
+    assert any(path.name.startswith(".bundle.") for path in tmp_path.iterdir()), "it was killed half way"
+    if "exchange" in at:
+        assert contents(tmp_path / "bundle") == (NEW if at.startswith("after") else OLD)
+    assert (tmp_path / "bundle").exists() == (at != "after rename")
+    recover(tmp_path, "bundle")
+    assert contents(tmp_path / "bundle") == (NEW if at in ("after exchange", "before rmtree") else OLD)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    with fresh_directory(tmp_path, "bundle") as fresh:
+        recover(tmp_path, "bundle")
+        assert fresh.is_dir()
+        # A user's own hidden folder, and another bundle's.
+        for name in (".bundle.backup", ".bundle2.writing.abcdefgh"):
+            (tmp_path / name).mkdir()
+        write_directory(tmp_path / "bundle", NEW)
+        assert fresh.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", ".bundle.backup", ".bundle2.writing.abcdefgh"}
+
+
+def test_two_names_are_exchanged(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").write_text("file")
+    if not exchange(tmp_path / "one", tmp_path / "two"):
+        pytest.skip("the file system of the temporary folder cannot exchange names")
+    assert (tmp_path / "one").is_file()
+    assert (tmp_path / "two").is_dir()
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "one", tmp_path / "three")

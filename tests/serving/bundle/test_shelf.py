@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.bundle.atomic import locked
 from serving.bundle.layout import MANIFEST
 from serving.bundle.shelf import Shelf, ShelfError
 
@@ -85,3 +86,32 @@ def test_a_reader_never_finds_a_link_missing(shelf: Shelf) -> None:
     ended.set()
     reader.join()
     assert missing == []
+
+
+def test_a_bundle_that_continues_another_than_the_current_one_is_refused(tmp_path: Path) -> None:
+    """Two publishers began with the same bundle; the second would make the first one's task unknown again."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("{}")
+    shelf = Shelf(tmp_path)
+    shelf.point_at("one", None)
+    shelf.point_at("two", "one")
+    with pytest.raises(
+        ShelfError, match="two was published meanwhile, and the new bundle continues one"
+    ):
+        shelf.point_at("three", "one")
+    with pytest.raises(ShelfError, match="continues None"):
+        shelf.point_at("three", None)
+    assert (shelf.current(), shelf.previous()) == (tmp_path / "two", tmp_path / "one")
+
+
+def test_one_process_at_a_time_changes_a_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / MANIFEST).write_text("{}")
+    monkeypatch.setattr("serving.bundle.shelf.PATIENCE", 0.05)
+    with locked(tmp_path) as alone:
+        assert alone
+        with pytest.raises(ShelfError, match="another process has been changing it"):
+            Shelf(tmp_path).point_at("one")
+    Shelf(tmp_path).point_at("one")
+    assert Shelf(tmp_path).current() == tmp_path / "one"
