@@ -29,10 +29,11 @@ from training.data.originals import Original
 from training.data.reader import Read, Unreadable
 from training.data.records import Records
 from training.data.threads import chunked, in_threads
-from training.show.console import Reporter
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from training.show.console import Reporter
 
 CPU_CHUNK, GPU_CHUNK = 8, 64
 """Images that a thread decodes and encodes at a time."""
