@@ -177,6 +177,7 @@ def test_a_task_is_published_and_what_was_known_stays_known(
     printed = capsys.readouterr()
     assert "3 tasks (2 unchanged)" in printed.out
     assert "pooled statistics change with every task" in printed.err
+    assert "CIL of the earlier classes on" in printed.err
     bundle, before = load_bundle(shelf / "current"), load_bundle(shelf / "previous")
     assert bundle.manifest.labels == ("disc", "stripes", "checks", "triangle", "dots")
     for name in (TRUNK, "task0.npz", "task1.npz"):
