@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 KEY = 32
 """Bytes of a key: a sha256 digest."""
+INDEX, VALUES = "index", "values"
 _RECORD = struct.Struct(f"<{KEY}sII")
 
 
@@ -32,16 +33,25 @@ class Records:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.width = width
-        self._index = _opened(folder / "index")
-        self._values = _opened(folder / "values")
+        self._index = _opened(folder / INDEX)
+        self._values = _opened(folder / VALUES)
         self._rows: dict[bytes, tuple[int, int]] = {}
         self._read = 0
+        self._refresh()
         # The time of last use, by which the least recently used map is found.
-        os.utime(folder / "index")
+        os.utime(folder / INDEX)
 
     def close(self) -> None:
         self._index.close()
         self._values.close()
+
+    def __len__(self) -> int:
+        """How many values there are, damaged and replaced ones included."""
+        return self._read
+
+    def has(self, key: bytes) -> bool:
+        """Whether there is an intact value for the key; may be called in other threads than the one that appends."""
+        return self._intact(key) >= 0
 
     def find(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """The row of each key, or -1 for a key that is missing or whose value is damaged."""
@@ -67,7 +77,8 @@ class Records:
         numbers = self.width // np.dtype(dtype).itemsize
         if not self._read:
             return np.empty((0, numbers), dtype)
-        return np.memmap(self.folder / "values", dtype, "r", shape=(self._read, numbers))
+        # The open file, because another one may have its name by now.
+        return np.memmap(self._values, dtype, "r", shape=(self._read, numbers))
 
     def _intact(self, key: bytes) -> int:
         row, checksum = self._rows.get(key, (-1, 0))

@@ -298,8 +298,8 @@ def test_the_only_image_of_a_class_is_tested_on(tmp_path: Path) -> None:
 
 def test_a_photograph_larger_than_the_server_takes_is_learned_from(tmp_path: Path) -> None:
     write_images(tmp_path, {"red": 1})
-    # 17 megapixels of one byte each: too many pixels and too many bytes for a request.
-    Image.new("L", (4250, 4000)).save(tmp_path / "red" / "photo.bmp")
+    # 51 megapixels of one byte each: too many pixels and too many bytes for a request.
+    Image.new("L", (7200, 7100)).save(tmp_path / "red" / "photo.bmp")
     assert (tmp_path / "red" / "photo.bmp").stat().st_size > LIMITS.size
     assert len(read_folder(tmp_path, PixelReader(SPEC)).images) == 2
 
