@@ -17,8 +17,8 @@ NOTHING: Answers = np.empty((2, 0), int)
 
 
 def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[str | None, Answers]:
-    """What a bundle that adds tasks to another one would break, None if it remembers; and the class ids [2, n] that both
-    answer for the photos of earlier tasks.
+    """What a bundle that adds tasks to another one would break, or None if it remembers; and the class ids [2, n] that
+    both answer for the photos of earlier tasks.
 
     The trunk and the detectors of earlier tasks must be the same byte for byte, so that what was known stays known. The
     classifier is made of sums over all tasks and changes with every task by design: how many photos of earlier tasks
