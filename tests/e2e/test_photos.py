@@ -8,28 +8,34 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from export.__main__ import main as export
 from export.checks import photo_evidence
+from export.loop import main as learn_unknowns
 from export.publish import main as publish
-from serving.bundle.decision import FEATURES, OUTPUT_NAMES
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, decide
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import POOLED, TRUNK
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import Model
 from serving.bundle.pixels import decode, to_pixels
+from serving.quarantine.records import Arrival
+from serving.quarantine.store import Store
 from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
 from tests.helpers_photos import photo, write_photos
 from tests.helpers_serving import PATIENCE, ROOT, reseal, saved, serving
 from training import fit
 from training.data import encoder
 from training.data.cache import FOLDER_VARIABLE
+from training.discover import main as discover
 from training.evaluate import main as evaluate
 from training.learn import pooled_learner
 from training.store.checkpoint import read_config
@@ -177,6 +183,7 @@ def test_a_task_is_published_and_what_was_known_stays_known(
     printed = capsys.readouterr()
     assert "3 tasks (2 unchanged)" in printed.out
     assert "pooled statistics change with every task" in printed.err
+    assert "CIL of the earlier classes on" in printed.err
     bundle, before = load_bundle(shelf / "current"), load_bundle(shelf / "previous")
     assert bundle.manifest.labels == ("disc", "stripes", "checks", "triangle", "dots")
     for name in (TRUNK, "task0.npz", "task1.npz"):
@@ -207,6 +214,53 @@ def test_a_detector_that_changed_is_not_published(
     capsys.readouterr()
     assert publish([str(grown), str(shelf)]) == 2
     assert "task1.npz differs from version" in capsys.readouterr().err
+
+
+# ---- unknown photos
+
+
+def test_unknown_photos_are_grouped_named_learned_and_served(
+    line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoded vectors that a server keeps separate two new classes; the run is taught the named photos."""
+    run, shelf, url = (
+        Path(shutil.copytree(line.run, tmp_path / "run")),
+        tmp_path / "shelf",
+        f"sqlite:///{tmp_path}/q.db",
+    )
+    assert publish([str(run), str(shelf)]) == 0
+    model = Model.load(shelf / "current", provider="cpu")
+    truth: dict[int, str] = {}
+    with closing(Store.open(url)) as store:
+        for label in ("ring", "dots"):
+            arrivals = [_arrival(model, photo(label, 500 + number)) for number in range(24)]
+            kept = store.add([each for each in arrivals if each is not None]).kept
+            assert len(kept) >= 20, "drawn shapes that no task knows are called unknown"
+            truth |= dict.fromkeys(kept, label)
+        assert discover(["--quarantine", url, "--bundle", str(shelf / "current"), "--min-size", "8", "--json"]) == 0
+        groups = [[truth[member] for member in store.members(group.id)] for group in store.groups()]
+        assert sorted(len(set(labels)) for labels in groups) == [1, 1], "one group per class"
+        assert {labels[0] for labels in groups} == {"ring", "dots"}
+        for label in ("ring", "dots"):
+            store.name([number for number, true in truth.items() if true == label], label, "ann")
+    assert learn_unknowns([str(run), "--quarantine", url, "--publish", str(shelf)]) == 0
+    served = Model.load(shelf / "current", provider="cpu")
+    assert served.manifest.labels[-2:] == ("dots", "ring")
+    spec = served.manifest.image
+    fresh = np.stack([to_pixels(photo(label, 900), spec) for label in ("ring", "dots", "disc")])
+    assert [served.manifest.labels[each] for each in served.predict(fresh).class_id] == ["ring", "dots", "disc"]
+    with closing(Store.open(url)) as store:
+        assert {item.state for item in store.items()} == {"learned"}
+
+
+def _arrival(model: Model, image: Image.Image) -> Arrival | None:
+    """What a server stores of a photo that it calls unknown."""
+    outputs = model.run(to_pixels(image, model.manifest.image)[None], features=True)
+    verdicts = decide(outputs, model.bundle.rule)
+    if verdicts.known[0]:
+        return None
+    answer = {"best_guess": model.manifest.labels[verdicts.class_id[0]], "confidence": 0.5}
+    return Arrival(saved(image), "unknown", 1000.0, model.manifest.version, answer, outputs[FEATURES][0])
 
 
 # ---- what is refused
