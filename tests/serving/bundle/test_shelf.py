@@ -96,9 +96,7 @@ def test_a_bundle_that_continues_another_than_the_current_one_is_refused(tmp_pat
     shelf = Shelf(tmp_path)
     shelf.point_at("one", None)
     shelf.point_at("two", "one")
-    with pytest.raises(
-        ShelfError, match="two was published meanwhile, and the new bundle continues one"
-    ):
+    with pytest.raises(ShelfError, match="two was published meanwhile, and the new bundle continues one"):
         shelf.point_at("three", "one")
     with pytest.raises(ShelfError, match="continues None"):
         shelf.point_at("three", None)
