@@ -59,12 +59,12 @@ $(VENV)/bin/python:
 
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing (PyTorch is large: this takes a few minutes once)"
-	$(PY) $(INSTALL) -e '.[train,client]'
+	$(PY) $(INSTALL) -e '.[train,photos,client]'
 	@$(PY) $(COMPILE)
 	@touch $@
 
 $(VENV)/dev: $(VENV)/train
-	$(PY) $(INSTALL) -e '.[train,dev]'
+	$(PY) $(INSTALL) -e '.[train,photos,dev]'
 	@touch $@
 
 # Contestants that need httptools have an environment of their own, because httptools must not be installed beside our server.

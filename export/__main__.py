@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.bundle.terminal import escaped
-from training.options import AUTO, CommandParser, one_of, run_command
+from training.options import AUTO, CommandParser, add_trunk_weights_option, one_of, run_command
 
 if TYPE_CHECKING:
     from export.exporter import Exported
@@ -36,6 +36,7 @@ def add_export_options(parser: CommandParser) -> None:
         "--decision", default=AUTO, metavar="NAME", help="another unknown score than the one that the run chose"
     )
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
+    add_trunk_weights_option(parser)
     add_gate_options(parser)
 
 
@@ -100,6 +101,7 @@ def export_chosen(chosen: argparse.Namespace) -> int:
             cascade=chosen.cascade,
             data=chosen.data,
             decision=chosen.decision,
+            trunk_weights=chosen.trunk_weights,
             shelf=Shelf(chosen.publish) if chosen.publish else None,
             force=chosen.force,
             max_loss=chosen.max_loss,
@@ -126,12 +128,15 @@ def summary(exported: Exported) -> str:
     worst = max(value for name, value in checked.items() if "difference" in name and "absolute" not in name)
     size = sum(info.size for info in manifest.files.values())
     turned = manifest.cascade.candidates
+    if manifest.trunk:
+        how = f"behind {manifest.trunk.name}, photos are encoded as in the run within {worst:.1g}"
+    else:
+        seen = "all" if turned is None else f"at most {turned}"
+        how = f"{seen} tasks see all rotations, graph equals network within {worst:.1g}"
     return (
         f"{exported.path}: {manifest.name} version {manifest.version}, {len(manifest.tasks)} tasks "
         f"({sum(task.unchanged for task in manifest.tasks)} unchanged), {len(manifest.labels)} classes, "
-        f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, decision {manifest.decision}, "
-        f"{'all' if turned is None else f'at most {turned}'} tasks see all rotations, "
-        f"graph equals network within {worst:.1g}"
+        f"{', '.join(manifest.precisions)}, {size / 1e6:.2f} MB, decision {manifest.decision}, {how}"
     )
 
 

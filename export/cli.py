@@ -33,6 +33,7 @@ SUBCOMMANDS = {
     "diagnose": Subcommand("training.diagnose", "what limits each task, and how full the network is"),
     "report": Subcommand("training.report_page", "write the report page of a run again"),
     "study": Subcommand("training.study", "the paper's systems over several seeds, as tables"),
+    "cache": Subcommand("training.cache", "show or clear the cache of encoded images"),
     "export": Subcommand("export.__main__", "turn a run into a bundle"),
     "inspect": Subcommand("export.inspect", "size and speed of every task of a bundle"),
     "verify": Subcommand("export.verify", "check the files and the golden answers of a bundle"),

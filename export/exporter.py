@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 
 from export.checks.old_classes import MAX_LOSS
 from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
+from export.checks.photo_evidence import gather_photos
 from export.checks.quality import Quality, VerdictError, quality_of
 from export.checks.remembering import PublishError, put_on_shelf
+from export.checks.trunk_parity import verify_trunk, write_trunk
 from export.graph.assemble import GraphPlan, write_graph
 from export.graph.baked_task import bake_task
 from export.graph.cascade import CascadeError, choose_cascade
@@ -23,16 +26,19 @@ from export.graph.evidence import Evidence, gather
 from export.graph.notes import note
 from export.graph.session import GraphQuery, GraphRunner, is_large, load_nodes, open_written
 from export.graph.writer import OPSET, PRODUCER, installed
+from models.trunks.trunk import Trunk, TrunkError, reopen
 from serving.bundle.decision import OUTPUT_NAMES, Outputs
 from serving.bundle.errors import BundleError
-from serving.bundle.layout import MANIFEST, part_name
+from serving.bundle.layout import MANIFEST, TRUNK, detector_name, part_name
 from serving.bundle.manifest import (
     Bundle,
     Calibration,
+    Cascade,
     FileInfo,
     Golden,
     Manifest,
     TaskInfo,
+    TrunkInfo,
     describe_file,
     load_bundle,
     seal,
@@ -45,9 +51,9 @@ from training.learn.decisions import AUTO
 from training.run import Run, RunError, open_run
 from training.show.suggest import unknown_name
 
-GOLDEN_IMAGES = 8
+GOLDEN_IMAGES, GOLDEN_PHOTOS = 8, 3
 VERIFIED_IMAGES = 21
-EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, VerdictError, WriteError)
+EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, TrunkError, VerdictError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
 PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
 
@@ -59,11 +65,14 @@ class Exporter:
         self.run = run
         self.folder = folder
         self.evidence = evidence
-        self.cascade = choose_cascade(run.network, run.decider, evidence, cascade)
+        self.cascade = self.choose_cascade(cascade)
         self.name = f"{run.config.preset.name}-{run.config.system}"
         # Synthetic images and the answers of the graphs to them: the self-test of the server.
         self.golden = Golden(synthetic_images(run.config.preset.image, GOLDEN_IMAGES), {})
         self.verification: dict[str, dict[str, float]] = {}
+
+    def choose_cascade(self, wish: str) -> Cascade:
+        return choose_cascade(*self.run.need_decider("a cascade"), self.evidence, wish)
 
     def add(self, precisions: Sequence[str]) -> None:
         """Write a graph in each precision, fp32 first, verify it, and record its golden answers."""
@@ -85,7 +94,8 @@ class Exporter:
         answers = self.write("fp32").run(questions)
         verified = dict(zip(BATCHES, answers, strict=False))
         everyone = next((got for question, got in zip(questions, answers, strict=True) if question.all_rotated), None)
-        self.verification["fp32"] = verify(run.network, run.decider, pixels, verified, self.cascade, everyone)
+        network, decider = run.need_decider("a graph")
+        self.verification["fp32"] = verify(network, decider, pixels, verified, self.cascade, everyone)
         # The first of the images that were verified are the golden ones.
         self.keep("fp32", {name: values[:GOLDEN_IMAGES] for name, values in verified[max(BATCHES)].items()})
         return answers[-1] if compared else {}
@@ -94,7 +104,7 @@ class Exporter:
         for name in OUTPUT_NAMES:
             if not np.isfinite(answers[name]).all():
                 raise ParityError(f"{precision}: {name} of the golden images are not finite, so no server would start")
-        self.golden.outputs[precision] = {name: answers[name] for name in OUTPUT_NAMES}
+        self.golden.outputs[precision] = {name: answers[name].astype(np.float32) for name in OUTPUT_NAMES}
 
     def write(self, precision: str) -> GraphRunner:
         run, preset = self.run, self.run.config.preset
@@ -109,7 +119,8 @@ class Exporter:
             metadata={"name": self.name, "precision": precision, "tasks": json.dumps(run.config.tasks)},
             rotations=preset.network.rotations,
         )
-        write_graph(self.folder, partial(bake_task, run.network, run.decider.scorers), plan)
+        network, decider = run.need_decider("a graph")
+        write_graph(self.folder, partial(bake_task, network, decider.scorers), plan)
         return open_written(self.folder, precision)
 
     def seal(self, quality: Quality, before: Bundle | None) -> Manifest:
@@ -126,7 +137,8 @@ class Exporter:
             preset=run.config.preset.name,
             seed=run.config.seed,
             image=run.config.preset.image,
-            tasks=self._tasks(graphs, before),
+            trunk=self.trunk_info,
+            tasks=self.tasks(graphs, before),
             before=before and before.manifest.version,
             cascade=self.cascade,
             verdict=quality.verdict,
@@ -148,11 +160,16 @@ class Exporter:
             if not is_large(load_nodes(self.folder, precision)):
                 Model.load(self.folder, provider="cpu", precision=precision).self_test()
 
-    def _tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
+    @property
+    def trunk_info(self) -> TrunkInfo | None:
+        return None
+
+    def tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
         run, earlier = self.run, before.manifest.files if before else {}
+        _, decider = run.need_decider("a graph")
         tasks = []
         for task, (labels, columns) in enumerate(zip(run.config.tasks, run.rule.columns, strict=True)):
-            scorer = run.decider.scorers[task]
+            scorer = decider.scorers[task]
             parts = tuple(part_name(f"task{task}", precision) for precision in (None, *self.golden.outputs))
             tasks.append(
                 TaskInfo(
@@ -166,6 +183,51 @@ class Exporter:
                 )
             )
         return tuple(tasks)
+
+
+class TrunkExporter(Exporter):
+    """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier beside it."""
+
+    def __init__(self, run: Run, folder: Path, evidence: Evidence, trunk: Trunk) -> None:
+        super().__init__(run, folder, evidence, cascade="off")
+        # Images of the size of a photo are not small beside the classifier.
+        self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
+        self.trunk = trunk
+        self.decider = run.need_pooled()
+
+    def choose_cascade(self, wish: str) -> Cascade:
+        return Cascade(candidates=None, agreement=None, images=0)
+
+    def add(self, precisions: Sequence[str]) -> None:
+        """Write trunk and classifier, verify them, and record their golden answers."""
+        if coarse := [precision for precision in precisions if precision != "fp32"]:
+            raise WriteError(f"precision {', '.join(coarse)} is not available with a trunk; allowed: fp32")
+        write_trunk(self.folder, self.trunk, self.decider.model)
+        pixels = synthetic_images(self.run.config.preset.image, VERIFIED_IMAGES)
+        answers, self.verification["fp32"] = verify_trunk(self.folder, self.decider, pixels, self.evidence)
+        self.keep("fp32", {name: values[:GOLDEN_PHOTOS] for name, values in answers.items()})
+
+    @property
+    def trunk_info(self) -> TrunkInfo:
+        return TrunkInfo(**asdict(self.trunk.spec))
+
+    def open_as_server(self) -> None:
+        Model.load(self.folder, provider="cpu").self_test()
+
+    def tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
+        run, earlier = self.run, before.manifest.files if before else {}
+        return tuple(
+            TaskInfo(
+                task=task,
+                first_class_id=run.rule.columns[task].start,
+                labels=labels,
+                calibration=None,
+                own_images=own.images,
+                parts=(detector_name(task),),
+                unchanged=all(earlier.get(name) == graphs[name] for name in (TRUNK, detector_name(task))),
+            )
+            for task, (labels, own) in enumerate(zip(run.config.tasks, run.rule.tasks, strict=True))
+        )
 
 
 class Exported(NamedTuple):
@@ -187,6 +249,7 @@ def export(
     quarantine: Address | None = None,
     force: bool = False,
     max_loss: float | None = None,
+    trunk_weights: Path | None = None,
 ) -> Exported:
     """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
 
@@ -202,9 +265,10 @@ def export(
         # Answers for earlier tasks must stay as they are.
         note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
         run = _open(folder, before.rule.score)
+    trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights)
     quality = quality_of(folder, run, data, quarantine)
     quality.check(folder, force=force)
-    evidence = gather(run, data, quarantine)
+    evidence = gather(run, data, quarantine) if trunk is None else gather_photos(run, trunk, data, quarantine)
     if precisions is None:
         # Servers may require the precisions that the shelf has offered so far.
         precisions = before.manifest.precisions if shelf and before else ()
@@ -216,15 +280,18 @@ def export(
     if shelf is None:
         check_target(out)
     with fresh_directory(out if shelf else out.parent, out.name) as fresh:
-        exporter = Exporter(run, fresh, evidence, cascade=cascade)
+        if trunk is None:
+            exporter = Exporter(run, fresh, evidence, cascade=cascade)
+        else:
+            exporter = TrunkExporter(run, fresh, evidence, trunk)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         manifest = exporter.seal(quality, before)
         exporter.open_as_server()
         for reason in evidence.missing:
-            note(f"no validation images of {reason}")
+            note(f"no {evidence.kind} images of {reason}")
         if evidence.left_out:
             found = len(evidence) + evidence.left_out
-            note(f"{len(evidence)} of {found} validation images were used, evenly by task")
+            note(f"{len(evidence)} of {found} {evidence.kind} images were used, evenly by task")
         if shelf is not None:
             loss = math.inf if force else MAX_LOSS if max_loss is None else max_loss
             return Exported(put_on_shelf(fresh, shelf, before, evidence, loss), manifest)

@@ -13,12 +13,16 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse(arguments)
 
     from export.checks.inspection import inspect, print_inspection
+    from export.checks.trunk_inspection import print_trunk_inspection
     from serving.bundle.errors import BundleError
     from serving.bundle.manifest import load_bundle
 
     try:
         bundle = load_bundle(chosen.bundle)
-        print_inspection(bundle, inspect(bundle))
+        if bundle.manifest.trunk is None:
+            print_inspection(bundle, inspect(bundle))
+        else:
+            print_trunk_inspection(bundle)
     except BundleError as error:
         print(f"error: {escaped(error)}", file=sys.stderr)
         return 2

@@ -13,35 +13,40 @@ from typing import TYPE_CHECKING
 from training.options import CommandParser, report_errors, run_command
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from serving.bundle.model import Model
-    from training.data.images import Images
 
 MOST = 10
 
 
 def write_samples(run: Path, bundle: Path, out: Path) -> None:
-    """Write LABEL.png for each class, all of them or none."""
-    from export.graph.directory import fresh_directory, replace_directory
+    """Write LABEL.png for each class, all of them or none; only a folder of PNG files is replaced."""
+    from export.graph.directory import WriteError, fresh_directory, replace_directory
     from serving.bundle.model import Model
     from training.data.images import picture
-    from training.data.sources import Sources
+    from training.data.opening import open_sources
+    from training.data.reread import reread
     from training.store.checkpoint import read_config
 
+    if out.exists() and (not out.is_dir() or any(path.suffix != ".png" for path in out.iterdir())):
+        raise WriteError(f"{out} exists and holds more than samples: choose another --out or remove it")
     config = read_config(run)
-    source, _ = Sources(config).test_images()
+    source, _ = open_sources(config).test_images()
     model = Model.load(bundle, provider="cpu")
     with fresh_directory(out.parent, out.name) as fresh:
         for label in source.classes[:MOST]:
-            images = source.test.of([label])
-            picture(images.pixels[_first_right(images, label, model)]).save(fresh / f"{label}.png")
+            pixels, _ = reread(source.test.of([label]), config.preset.image)
+            picture(pixels[_first_right(pixels, label, model)]).save(fresh / f"{label}.png")
         replace_directory(fresh, out)
 
 
-def _first_right(images: Images, label: str, model: Model) -> int:
+def _first_right(pixels: NDArray[np.uint8], label: str, model: Model) -> int:
     """The index of the first image with the right answer, or 0 if there is none."""
     import numpy as np
 
-    verdicts = model.predict(images.pixels)
+    verdicts = model.predict(pixels)
     guesses = np.array(model.manifest.labels)[verdicts.class_id]
     right = verdicts.known & (guesses == label) if label in model.manifest.labels else ~verdicts.known
     return int(right.argmax())

@@ -118,8 +118,8 @@ class Settings(_Environment):
     batch: int = Field(default=0, ge=1, le=1024, description="a whole number from 1 to 1024")
     queue: Count = 128
     deadline: float = Field(default=30.0, gt=0, allow_inf_nan=False, description="seconds, more than 0")
-    max_bytes: Count = 10 * 1024 * 1024
-    max_pixels: Count = 16_000_000
+    max_bytes: Count = 32 * 1024 * 1024
+    max_pixels: Count = 50_000_000
     max_side: Count = 16_384
     max_images: Count = 64
     max_body: Count = 64 * 1024 * 1024

@@ -25,6 +25,14 @@ def report_line(record_property: Callable[[str, object], None]) -> ReportLine:
     return lambda text: record_property(REPORT_LINE, text)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and the processes that they start, do not touch the user's cache of encoded images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENWORLD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_hat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished HAT run that all tests of a process share; a test that changes it works on a copy."""

@@ -24,6 +24,7 @@ from training import fit
 from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
 from training.data.datasets import SOURCES
 from training.data.images import Images, Source
+from training.data.reader import PixelReader, Reader
 from training.data.tasks import Batchable, TaskData
 from training.learn import fitting, learner
 from training.learn.features import learn_features
@@ -184,8 +185,9 @@ HELD_OUT = "four"
 SPEC = ImageSpec(height=SIDE, width=SIDE, mode="L")
 
 
-def tiny_source(spec: ImageSpec = SPEC, data: str | None = None) -> Source:
+def tiny_source(reader: Reader | None = None, data: str | None = None) -> Source:
     """Ten training and five test images per class: a bright square at a class-specific place, and noise."""
+    spec = reader.spec if isinstance(reader, PixelReader) else SPEC
     generator = np.random.default_rng(0)
 
     def images(per_class: int) -> Images:

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compare(chosen: argparse.Namespace) -> None:
-    from training.data.sources import Sources
+    from training.data.opening import open_sources
     from training.host.device import choose_device, prepare
     from training.measure.comparison import compare
     from training.measure.evaluation import chosen_unknown, evaluate
@@ -34,8 +34,8 @@ def _compare(chosen: argparse.Namespace) -> None:
     plots.check_suffix(chosen.out)
     device = prepare(choose_device())
     run = open_run(chosen.run, device)
-    sources = Sources(run.config, chosen.data)
-    evaluation = evaluate(run, sources, device, other_unknown=chosen_unknown(chosen, run.config))
+    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights)
+    evaluation = evaluate(run, sources, device, other_unknown=chosen_unknown(chosen, sources))
     rows, known, unknown = list(compare(evaluation, sources, device)), len(evaluation.known), len(evaluation.unknown)
     if chosen.out is not None:
         comparison.save_plot(chosen.out, rows)

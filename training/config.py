@@ -6,8 +6,16 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from models.config import NetworkConfig
+from models.trunks.trunk import TrunkSpec
 from serving.bundle.labels import check_labels
 from serving.bundle.manifest import ImageSpec
+
+VECTOR = (1, 1)
+"""Height and width of the vectors that a trunk encodes images to; they have a channel per number."""
+POOLED = "pooled"
+"""The method and the decision of a run that has no network of its own: statistics that are pooled over all tasks."""
+NO_LOSS = "none"
+"""The loss of a run whose statistics are computed in closed form."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,8 @@ class Preset:
     def __post_init__(self) -> None:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share is {self.validation_share}; allowed: between 0 and 1, such as 0.1")
-        if self.image.shape != (self.network.height, self.network.width, self.network.channels):
+        inputs = self.network.height, self.network.width, self.network.channels
+        if inputs[:2] != VECTOR and self.image.shape != inputs:
             raise ValueError(f"images are {self.image.shape}, but the network is for images of another shape")
         seen, vectors = self.network.rotations, self.network.projection
         if (self.features.loss == "csi") != (seen > 1) or (self.features.loss == "csi") != (vectors > 0):
@@ -133,8 +142,13 @@ class RunConfig:
     lessons: tuple[Lesson, ...]
     buffer: int = 0
     """The number of training images that are stored for the correction +c; 0: none."""
+    trunk: TrunkSpec | None = None
+    """The pre-trained network whose encoded vectors are learned from; None: the network learns from pixels."""
+    quick: bool = False
+    """Statistics of encoded vectors only: no network is learned."""
 
     def __post_init__(self) -> None:
+        self._check_trunk()
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; allowed: 0 or more")
         if self.buffer < 0:
@@ -145,6 +159,24 @@ class RunConfig:
         check_labels(labels)
         if not self.lessons or not all(lesson.tasks and all(lesson.tasks) for lesson in self.lessons):
             raise ValueError('every task needs at least one class, such as "cat,dog; ship,truck"')
+
+    def _check_trunk(self) -> None:
+        network, image = self.preset.network, self.preset.image
+        reads = network.height, network.width, network.channels
+        if self.trunk is None:
+            if self.quick or reads != image.shape:
+                raise ValueError(
+                    "a network for vectors, or no network, needs a trunk that encodes images: give --trunk"
+                )
+            return
+        side, dim = self.trunk.size, self.trunk.dim
+        if image.shape != (side, side, 3) or reads != (*VECTOR, dim):
+            raise ValueError(
+                f"trunk {self.trunk.name} encodes images {(side, side, 3)} to vectors {(*VECTOR, dim)}; got images "
+                f"{image.shape} and a network for {reads}"
+            )
+        if self.quick and self.buffer:
+            raise ValueError("a quick run stores no images: leave out --buffer")
 
     @property
     def tasks(self) -> Tasks:
@@ -161,21 +193,21 @@ class RunConfig:
 
     @property
     def method(self) -> str:
-        return self.preset.network.method
+        return POOLED if self.quick else self.preset.network.method
 
     @property
     def loss(self) -> str:
-        return self.preset.features.loss
+        return NO_LOSS if self.quick else self.preset.features.loss
 
     @property
     def system(self) -> str:
         """The method for file names: hat, hat-ce and so on."""
-        return self.method if self.loss == "csi" else f"{self.method}-{self.loss}"
+        return self.method if self.loss in ("csi", NO_LOSS) else f"{self.method}-{self.loss}"
 
 
 def system_title(method: str, loss: str) -> str:
     """The method as in the paper: HAT+CSI, or HAT with cross-entropy."""
-    name = {"hat": "HAT", "sup": "Sup"}.get(method, method)
+    name = {"hat": "HAT", "sup": "Sup", POOLED: "pooled statistics"}.get(method, method)
     return f"{name}+CSI" if loss == "csi" else name
 
 

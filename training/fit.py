@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 
 from models.backbones import BACKBONES
 from models.masks import MECHANISMS
+from models.trunks import DEFAULT_TRUNK, TRUNKS
 from serving.bundle.terminal import escaped, log_to_terminal
-from training.options import DEFAULT_RUN, LOSSES, CommandParser, OptionGroup, one_of, run_command
+from training.options import (
+    DEFAULT_RUN,
+    LOSSES,
+    CommandParser,
+    OptionGroup,
+    add_trunk_weights_option,
+    one_of,
+    run_command,
+)
 
 if TYPE_CHECKING:
     from training.plan import TrainingPlan
@@ -24,8 +33,18 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="digits (default), images (default with --data: your own), or a benchmark: mnist-5t, cifar10-5t, "
-        "cifar100-10t, cifar100-20t, tinyimagenet-5t, tinyimagenet-10t, each also with -cpu for a machine without GPU",
+        help="digits (default); photos (default with --data: your own photographs, with a pre-trained trunk); images "
+        "(your own, learned from scratch); or a benchmark: mnist-5t, cifar10-5t, cifar100-10t, cifar100-20t, "
+        "tinyimagenet-5t, tinyimagenet-10t, each also with -cpu for a machine without GPU",
+    )
+    parser.add_argument(
+        "--trunk",
+        metavar="NAME",
+        help=f"the pre-trained network for photographs: {', '.join(TRUNKS)}; default: {DEFAULT_TRUNK}; or none, to "
+        "learn from scratch",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", default=None, help="with a trunk: statistics only, without learning a network"
     )
     parser.add_argument(
         "--method", metavar="NAME", help=f"how tasks are kept apart: {', '.join(MECHANISMS)}; default: hat"
@@ -56,6 +75,8 @@ def make_parser() -> CommandParser:
     parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
     parser.add_argument("--size", type=int, metavar="N", help="side of the images in pixels; default: the preset's")
     parser.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of feature learning; default: the preset's")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="images per step of it; default: the preset's")
     add_training_options(parser)
     later = parser.add_argument_group("continue a run")
     later.add_argument("--resume", action="store_true", help="continue the run in --out where it stopped")
@@ -80,6 +101,7 @@ def add_training_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--compile", action="store_true", help="compile step 1 with torch.compile, which takes minutes per task"
     )
+    add_trunk_weights_option(parser)
 
 
 def add_quarantine_options(parser: OptionGroup) -> None:
@@ -106,6 +128,7 @@ def add_task(arguments: list[str] | None = None) -> int:
     chosen = parser.parse(arguments)
     words = ["--out", chosen.run, "--add-task", chosen.classes, *(["--data", chosen.data] if chosen.data else [])]
     words += [word for name in chosen.log for word in ("--log", name)]
+    words += ["--trunk-weights", str(chosen.trunk_weights)] if chosen.trunk_weights else []
     return main([*words, *(["--compile"] if chosen.compile else [])])
 
 
@@ -116,23 +139,25 @@ def run_training(
 
     `command` goes into the history of the run; `also` are the user errors of `afterwards`.
     """
+    from models.trunks.trunk import TrunkError
     from training.data.images import DataError
     from training.host.distributed import is_main, main_process_first, process_group
     from training.learn.fitting import fit_plan
     from training.plan import how_to_continue, make_plan
     from training.run import RunError
-    from training.show.console import Reporter
+    from training.show.console import CLOCK_TIME, Reporter
 
-    log_to_terminal()
     reporter, plan = Reporter(), None
-    user_errors: tuple[type[Exception], ...] = (RunError, DataError, ValueError, *also)
+    log_to_terminal(clock=None if reporter.console.is_terminal else CLOCK_TIME)
+    user_errors: tuple[type[Exception], ...] = (RunError, DataError, TrunkError, ValueError, *also)
     try:
         with process_group():
             if not is_main():
                 reporter.console.quiet = True
                 logging.getLogger().setLevel(logging.ERROR)
-            plan = main_process_first(lambda: make_plan(chosen))
+            plan = main_process_first(lambda: make_plan(chosen, reporter))
             fit_plan(plan, reporter, command, chosen.log, compiling=chosen.compile)
+            reporter.end()
             if is_main():
                 afterwards(plan)
     except user_errors as error:
@@ -141,6 +166,8 @@ def run_training(
     except KeyboardInterrupt:
         print(f"\nstopped; {how_to_continue(plan, chosen)}", file=sys.stderr)
         return 130
+    finally:
+        reporter.end()
     return 0
 
 

@@ -99,7 +99,14 @@ def run_parser(command: str, description: str) -> CommandParser:
     parser = CommandParser(command, description)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory written by `openworld fit`")
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
+    add_trunk_weights_option(parser)
     return parser
+
+
+def add_trunk_weights_option(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--trunk-weights", type=Path, metavar="FILE", help="the weights of the run's trunk, if not the published ones"
+    )
 
 
 def add_json_option(parser: CommandParser) -> None:
@@ -151,10 +158,11 @@ def add_rule_options(parser: CommandParser) -> None:
 
 def report_errors(work: Callable[[], int | None], *also: type[Exception]) -> int:
     """Run a command and return its exit code: 2 after a user error, printed as one line, and 130 after Ctrl-C."""
+    from models.trunks.trunk import TrunkError
     from training.data.images import DataError
     from training.run import RunError
 
-    user_errors: tuple[type[Exception], ...] = (RunError, DataError, ValueError, *also)
+    user_errors: tuple[type[Exception], ...] = (RunError, DataError, TrunkError, ValueError, *also)
     try:
         return work() or 0
     except user_errors as error:

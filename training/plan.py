@@ -5,18 +5,26 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training.config import Lesson, RunConfig
+from models.trunks.trunk import Trunk, reopen
+from training.config import Lesson, Preset, RunConfig
 from training.data.datasets import kind_of, load_source
+from training.data.encoder import Encoder
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError
 from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 from training.data.sources import Sources
 from training.data.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
+from training.learn.forecast import announce, class_names
 from training.options import DEFAULT_RUN
+from training.photos import chosen_trunk, photos_preset, with_learning
 from training.presets import choose_preset
+from training.show.console import Reporter
 from training.store.checkpoint import RunError, load, load_finished, read_config, started
 from training.store.history import without_secrets
 
-SETTLED = ("preset", "method", "backbone", "loss", "buffer", "size", "width", "seed", "tasks", "classes_per_task")
+SETTLED = (
+    *("preset", "trunk", "quick", "method", "backbone", "loss", "buffer", "size", "width", "epochs", "batch_size"),
+    *("seed", "tasks", "classes_per_task"),
+)
 """The options that a run cannot change once it has begun."""
 
 
@@ -34,8 +42,9 @@ class TrainingPlan:
     """Whether `config` is new: the run is new or has more tasks than before."""
 
 
-def make_plan(chosen: argparse.Namespace) -> TrainingPlan:
-    """The plan that the options of `openworld fit` ask for."""
+def make_plan(chosen: argparse.Namespace, reporter: Reporter | None = None) -> TrainingPlan:
+    """The plan that the options of `openworld fit` ask for; with a trunk, images are encoded here."""
+    reporter = reporter or Reporter()
     folder = chosen.add_unknowns or chosen.out or DEFAULT_RUN
     if chosen.add_unknowns and chosen.out not in (None, chosen.add_unknowns):
         raise RunError(f"--add-unknowns {chosen.add_unknowns} names the run: leave out --out {chosen.out}")
@@ -43,7 +52,7 @@ def make_plan(chosen: argparse.Namespace) -> TrainingPlan:
     ways = {"--resume": chosen.resume, "--add-task": chosen.add_task, "--add-unknowns": chosen.add_unknowns}
     given = [name for name, value in ways.items() if value not in (None, False)]
     if not given:
-        return _new_run(folder, chosen)
+        return _new_run(folder, chosen, reporter)
     if len(given) > 1:
         raise RunError(f"{' and '.join(given)} exclude each other; allowed: one of them")
     if settled := [f"--{name.replace('_', '-')}" for name in SETTLED if getattr(chosen, name) is not None]:
@@ -52,13 +61,15 @@ def make_plan(chosen: argparse.Namespace) -> TrainingPlan:
         config = read_config(folder)
         if config.lessons[-1].dataset == QUARANTINE:
             quarantine = quarantine or address_of(config.lessons[-1])
-        sources, begun = Sources(config, chosen.data, quarantine), started(folder)
-        _check_images(config, sources, load(folder).progress.task if begun else 0)
+        begun = started(folder)
+        learned = load(folder).progress.task if begun else 0
+        sources = _opened(config, chosen, reporter, learned, quarantine, chosen.data)
+        _check_images(config, sources, learned)
         return TrainingPlan(folder, config, sources, quarantine, begun)
     config, _ = load_finished(folder)
     if chosen.add_task is not None:
-        return _added_task(folder, config, chosen)
-    return _added_unknowns(folder, config, chosen, quarantine)
+        return _added_task(folder, config, chosen, reporter)
+    return _added_unknowns(folder, config, chosen, reporter, quarantine)
 
 
 def _quarantine(chosen: argparse.Namespace) -> Address | None:
@@ -67,19 +78,39 @@ def _quarantine(chosen: argparse.Namespace) -> Address | None:
     return Address.from_environment() if chosen.add_unknowns else None
 
 
-def _new_run(folder: Path, chosen: argparse.Namespace) -> TrainingPlan:
+def _opened(
+    config: RunConfig,
+    chosen: argparse.Namespace,
+    reporter: Reporter,
+    learned: int,
+    quarantine: Address | None = None,
+    data: str | None = None,
+) -> Sources:
+    """The sources of a run that has learned some tasks; with a trunk, what is to be done is announced first."""
+    if config.trunk is None:
+        return Sources(config, data, quarantine)
+    encoder = Encoder(reopen(config.trunk, weights=chosen.trunk_weights), reporter=reporter)
+    places = {data or lesson.data for lesson in config.lessons[-1:] if lesson.dataset != QUARANTINE}
+    items = sum(len(numbers) for lesson in config.lessons[-1:] for numbers in lesson.items.values())
+    announce(encoder, reporter, sorted(filter(None, places)), len(config.tasks) - learned, items)
+    return Sources(config, data, quarantine, encoder)
+
+
+def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> TrainingPlan:
     if started(folder):
         raise RunError(
             f"{folder} already holds a run: continue with --resume, teach it more with --add-task, or use another --out"
         )
     if chosen.tasks is not None and chosen.classes_per_task is not None:
         raise RunError("--tasks and --classes-per-task exclude each other; allowed: one of them")
-    name = chosen.preset or ("images" if chosen.data else "digits")
-    method, loss = chosen.method or "hat", chosen.loss or "csi"
-    preset = choose_preset(name, method, loss, chosen.size, chosen.width, chosen.backbone)
+    trunk = chosen_trunk(chosen)
+    preset = _preset(chosen, trunk)
     data = _place(chosen.data)
     kind = kind_of(preset.dataset, data)
-    source = load_source(kind, preset.image, data)
+    encoder = None if trunk is None else Encoder(trunk, reporter=reporter)
+    if encoder is not None and data is not None:
+        announce(encoder, reporter, [data], _tasks_of(chosen, preset, data))
+    source = load_source(kind, preset.image, data, encoder)
     if chosen.tasks is not None:
         tasks = parse_tasks(chosen.tasks)
     else:
@@ -89,11 +120,29 @@ def _new_run(folder: Path, chosen: argparse.Namespace) -> TrainingPlan:
     check_classes(tasks, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
     lesson = Lesson(tasks, kind, data)
-    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer)
-    sources = Sources(config)
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk.spec if trunk else None, bool(chosen.quick))
+    sources = Sources(config, encoder=encoder)
     sources.keep(lesson, source)
     _check_images(config, sources, 0)
     return TrainingPlan(folder, config, sources, begun=False, grown=True)
+
+
+def _preset(chosen: argparse.Namespace, trunk: Trunk | None) -> Preset:
+    method, loss = chosen.method or "hat", chosen.loss or "csi"
+    if trunk is None:
+        name = chosen.preset or ("images" if chosen.data else "digits")
+        preset = choose_preset(name, method, loss, chosen.size, chosen.width, chosen.backbone)
+    else:
+        preset = photos_preset(trunk.spec, method, chosen.width)
+    return with_learning(preset, chosen.epochs, chosen.batch_size)
+
+
+def _tasks_of(chosen: argparse.Namespace, preset: Preset, data: str) -> int:
+    """How many tasks a new run will have, as far as the folder shows before its images are read."""
+    if chosen.tasks is not None:
+        return len(parse_tasks(chosen.tasks))
+    size = preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
+    return -(-len(class_names(Path(data))) // max(size, 1))
 
 
 def _check_images(config: RunConfig, sources: Sources, learned: int) -> None:
@@ -117,7 +166,7 @@ def _check_loss(config: RunConfig, tasks: range) -> None:
         )
 
 
-def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> TrainingPlan:
+def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace, reporter: Reporter) -> TrainingPlan:
     tasks = parse_tasks(chosen.add_task)
     check_new(tasks, config)
     data = _place(chosen.data)
@@ -126,15 +175,16 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace) -> 
         lesson = replace(next(old for old in config.lessons if old.dataset != QUARANTINE), tasks=tasks)
     else:
         lesson = Lesson(tasks, kind_of(config.preset.dataset, data), data)
+    learned = len(config.tasks)
     config = replace(config, lessons=(*config.lessons, lesson))
-    sources = Sources(config)
+    sources = _opened(config, chosen, reporter, learned)
     check_classes(tasks, sources.of(lesson))
-    _check_images(config, sources, len(config.tasks) - len(tasks))
+    _check_images(config, sources, learned)
     return TrainingPlan(folder, config, sources, grown=True)
 
 
 def _added_unknowns(
-    folder: Path, config: RunConfig, chosen: argparse.Namespace, quarantine: Address | None
+    folder: Path, config: RunConfig, chosen: argparse.Namespace, reporter: Reporter, quarantine: Address | None
 ) -> TrainingPlan:
     if quarantine is None:
         raise RunError("no quarantine to learn from: give its URL with --quarantine, or in OPENWORLD_QUARANTINE_URL")
@@ -144,10 +194,11 @@ def _added_unknowns(
     with quarantine.opened() as store:
         named = {label: [item.id for item in bearing] for label, bearing in store.labelled().items()}
     items = choose_unknowns(named, config, minimum)
+    learned = len(config.tasks)
     if items:
         lesson = Lesson((tuple(items),), QUARANTINE, quarantine.public, quarantine.images, items)
         config = replace(config, lessons=(*config.lessons, lesson))
-    sources = Sources(config, quarantine=quarantine)
+    sources = _opened(config, chosen, reporter, learned, quarantine)
     if items:
         _check_loss(config, range(len(config.tasks) - 1, len(config.tasks)))
         sources.of(config.lessons[-1])
@@ -168,6 +219,7 @@ def how_to_continue(plan: TrainingPlan | None, chosen: argparse.Namespace) -> st
     # config.json has the place of the images, but neither another place given with --resume nor a password.
     if chosen.resume and chosen.data:
         words += ["--data", chosen.data]
+    words += ["--trunk-weights", str(chosen.trunk_weights)] if chosen.trunk_weights else []
     if chosen.quarantine and (chosen.resume or without_secrets(chosen.quarantine) != chosen.quarantine):
         words += ["--quarantine", without_secrets(chosen.quarantine)]
         words += ["--images", chosen.images] if chosen.images else []

@@ -20,6 +20,8 @@ from training.options import LOSSES, TP_RULES, CommandParser, one_of, report_err
 Metrics = dict[str, Any]
 
 SERVED = "served"
+POOLED, PHOTOS = "pooled", "photos"
+"""The method of statistics only, and the preset that has it."""
 PLAIN = (*(rule for rule in TP_RULES if rule != "tpl"), "odin")
 RULES = (SERVED, *PLAIN, *(f"{rule}+c" for rule in PLAIN), "tpl")
 """The served rule, every definition of TP and ODIN with and without +c, and TPL."""
@@ -70,7 +72,8 @@ def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: st
 
     if (folder / METRICS).exists():
         return 0
-    fresh = ["--preset", preset, "--method", method, "--loss", loss, "--seed", str(seed), "--buffer"]
+    how = ["--quick"] if method == POOLED else ["--method", method, "--loss", loss, "--buffer"]
+    fresh = ["--preset", preset, *how, "--seed", str(seed)]
     arguments = ["--resume"] if started(folder) else fresh
     arguments += ["--data", data] if data else []
     # Standard output is for the tables.
@@ -80,7 +83,7 @@ def learn(folder: Path, preset: str, method: str, loss: str, seed: int, data: st
 
 def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[str, Metrics]:
     """The metrics of a finished run by each decision rule."""
-    from training.data.sources import Sources
+    from training.data.opening import open_sources
     from training.host.device import choose_device, prepare
     from training.measure.alternative_rules import AlternativeRule
     from training.measure.evaluation import evaluate, measure
@@ -89,7 +92,7 @@ def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[st
 
     device = prepare(choose_device())
     run = open_run(folder, device)
-    sources = Sources(run.config, data)
+    sources = open_sources(run.config, data)
     return {
         name: dict(json.loads((folder / METRICS).read_text()))
         if name == SERVED
@@ -101,7 +104,12 @@ def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[st
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("openworld study", "Learn the paper's systems over several seeds and print tables of them.")
     parser.add_argument("--preset", default="digits", metavar="NAME", help="a preset of `openworld fit` (%(default)s)")
-    parser.add_argument("--methods", nargs="+", default=["hat", "sup"], metavar="NAME")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="default: hat sup; pooled, the default of the preset photos, has the served rule only",
+    )
     parser.add_argument("--losses", nargs="+", type=one_of(*LOSSES), default=list(LOSSES), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
@@ -119,14 +127,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _study(chosen: argparse.Namespace) -> int:
-    from training.config import system_title
+    from training.config import NO_LOSS, system_title
 
     results: dict[tuple[str, str], list[Metrics]] = {}
-    for loss, method, seed in itertools.product(chosen.losses, chosen.methods, chosen.seeds):
+    methods = chosen.methods or ([POOLED] if chosen.preset == PHOTOS else ["hat", "sup"])
+    for loss, method, seed in itertools.product(chosen.losses, methods, chosen.seeds):
+        if method == POOLED and loss != chosen.losses[0]:
+            continue  # statistics have no loss
+        loss = NO_LOSS if method == POOLED else loss
+        rules = [SERVED] if method == POOLED else chosen.predictions
         folder = chosen.out / f"{chosen.preset}-{method}-{loss}-{seed}"
         if code := learn(folder, chosen.preset, method, loss, seed, chosen.data):
             return code
-        for name, result in evaluate_by(folder, chosen.predictions, chosen.data).items():
+        for name, result in evaluate_by(folder, rules, chosen.data).items():
             results.setdefault((system_title(method, loss), name), []).append(result)
     print(table(results), parameter_table(results), sep="\n\n")
     return 0

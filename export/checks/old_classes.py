@@ -47,14 +47,18 @@ class OldClasses:
         return [each for each in self.measured if each.exceeds(most)]
 
     def __str__(self) -> str:
+        return self.summary()
+
+    def summary(self, kind: str = "validation") -> str:
+        """CIL before and after in one line; `kind` is what the images were to the run."""
         if not self.measured:
-            return "CIL of the earlier classes was not checked: no validation image of them is at hand (--data)"
+            return f"CIL of the earlier classes was not checked: no {kind} image of them is at hand (--data)"
         images = sum(each.images for each in self.measured)
         before, after = (
             100 * sum(getattr(each, name) for each in self.measured) / images for name in ("before", "after")
         )
         unchecked = f"; not checked: {', '.join(map(repr, self.missing))}" if self.missing else ""
-        return f"CIL of the earlier classes on {images} validation images: {before:.1f} % -> {after:.1f} %{unchecked}"
+        return f"CIL of the earlier classes on {images} {kind} images: {before:.1f} % -> {after:.1f} %{unchecked}"
 
 
 def compare_classes(

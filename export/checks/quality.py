@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from export.graph.notes import note
 from serving.bundle.run_verdict import RunVerdict, not_measured
 from training.data.images import DataError
+from training.data.opening import open_sources
 from training.data.quarantined import Address
-from training.data.sources import Sources
 from training.run import Run, RunError
 from training.store.checkpoint import METRICS
 
@@ -50,7 +50,7 @@ def quality_of(folder: Path, run: Run, data: str | None, quarantine: Address | N
         from training.measure.evaluation import evaluate, measure
 
         try:
-            metrics = measure(evaluate(run, Sources(run.config, data, quarantine), torch.device("cpu")))
+            metrics = measure(evaluate(run, open_sources(run.config, data, quarantine), torch.device("cpu")))
         except DataError as error:
             reason = f"the run was measured with decision {measured_by} only, and no test image is at hand ({error})"
             return Quality({}, not_measured(reason))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.checks.old_classes import MAX_LOSS, compare_classes
+from export.checks.trunk_remembering import compare_pooled
 from export.graph.cascade import AGREEMENT
 from export.graph.directory import move_into_place
 from export.graph.evidence import Evidence
@@ -54,6 +55,13 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, max_loss:
         if rule != own:
             raise PublishError(f"task {task}: its stored scores differ from those of version {old.version}")
     before.check()
+    if old.trunk or new.trunk:
+        forgot, answers = compare_pooled(before, after, evidence)
+        if forgot:
+            raise PublishError(forgot)
+        of_old = evidence.class_ids[evidence.class_ids < len(old.labels)][: answers.shape[1]]
+        _check_old_classes(before, after, "fp32", of_old, answers, max_loss, evidence.kind)
+        return
     for precision in old.precisions:
         if precision not in new.precisions:
             raise PublishError(f"version {old.version} has {precision}; the new bundle has {', '.join(new.precisions)}")
@@ -106,13 +114,14 @@ def _check_old_classes(
     class_ids: NDArray[np.integer],
     answers: NDArray[np.integer],
     max_loss: float,
+    kind: str = "validation",
 ) -> None:
-    """Compare the answers [2, n] of both bundles to images of earlier classes."""
+    """Compare the answers [2, n] of both bundles to images of earlier classes; `kind` is what these were to the run."""
     if len(after.manifest.tasks) == len(before.manifest.tasks):
         return
     found = compare_classes(after.manifest.labels, len(before.manifest.labels), class_ids, *answers)
     harmed = "".join(f"; {each}" for each in found.worse(min(max_loss, MAX_LOSS)))
-    note(f"{precision}: {found}{harmed}")
+    note(f"{precision}: {found.summary(kind)}{harmed}")
     if worse := found.worse(max_loss):
         raise PublishError(
             f"{precision}: earlier classes lose more than {max_loss:g} points of CIL: "

@@ -30,7 +30,7 @@ CHANGED = "its images have changed since it was learned"
 
 @dataclass(frozen=True)
 class Evidence:
-    """Validation images, with task and class of each. `missing` names the tasks whose images are gone, and why."""
+    """Images of a run, with task and class of each. `missing` names the tasks whose images are gone, and why."""
 
     pixels: NDArray[np.uint8]
     tasks: NDArray[np.integer]
@@ -38,6 +38,10 @@ class Evidence:
     missing: tuple[str, ...]
     left_out: int = 0
     """The number of available images beyond MOST_IMAGES."""
+    encoded: NDArray[np.float32] | None = None
+    """With a trunk: the vectors that the run learned from, [n, dim]."""
+    kind: str = "validation"
+    """What the images were to the run: "validation", or "training" for statistics, which need no validation images."""
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -56,7 +60,7 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
     tasks, class_ids = [], [np.empty(0, int)]
     for task, chosen in evenly({task: len(images) for task, images in held_back.items()}).items():
         images = held_back[task]
-        if remembers(run.network, task, images.pixels, chosen):
+        if remembers(run.need_network("evidence"), task, images.pixels, chosen):
             pixels.append(images.pixels[chosen].permute(0, 2, 3, 1).numpy())
             tasks += [task] * len(chosen)
             class_ids.append(run.rule.columns[task].start + images.local_classes[chosen].numpy())
@@ -72,10 +76,10 @@ def gather(run: Run, data: str | None = None, quarantine: Address | None = None)
     )
 
 
-def evenly(counts: Mapping[int, int]) -> dict[int, NDArray[np.integer]]:
+def evenly(counts: Mapping[int, int], most: int | None = None) -> dict[int, NDArray[np.integer]]:
     """Indices of the images taken from each task: one per task in turn until there are enough, the same each time."""
     turns = sorted((turn, task) for task, count in counts.items() for turn in range(count))
-    shares = Counter(task for _, task in turns[:MOST_IMAGES])
+    shares = Counter(task for _, task in turns[: MOST_IMAGES if most is None else most])
     return {
         task: np.sort(np.random.default_rng(task).permutation(count)[: shares[task]]) for task, count in counts.items()
     }
@@ -89,7 +93,7 @@ def _held_back(run: Run, sources: Sources, task: int) -> Batchable:
     if gone := [label for label in config.tasks[task] if label not in present]:
         raise DataError(f"no image of {', '.join(map(repr, gone))} is left")
     images = task_data(source, config, task, torch.device("cpu")).validation
-    if len(images) != len(run.network.detector(task).own.means()["logits"]):
+    if len(images) != len(run.need_network("evidence").detector(task).own.means()["logits"]):
         raise DataError(CHANGED)
     return images
 

@@ -9,7 +9,8 @@ a factor. A task stores the scores of its own images, by detectors that were not
 and both can be compared between tasks although no two tasks ever saw the same image:
 
 - which task: P(x in task k) = P'_k(x) / sum_j P'_j(x) (Theorem 2) with P'_k = exp(-s_k), so that
-  P(x in class c) = P(c | its task) * P(x in its task);
+  P(x in class c) = P(c | its task) * P(x in its task). If one classifier has the classes of all tasks (`Rule.joint`),
+  one softmax over its logits is P(x in class c), and its sum over the classes of a task is P(x in task k);
 - known or not: the rank of s_k among those N_k scores is a conformal p-value. An image is known if for some task it is
   at least alpha. If the scores are of validation images, this accepts at least 1 - alpha of every task's own images on
   average, whatever is learned later. If scores of left-out training images are among them, the share is measured to be
@@ -126,6 +127,9 @@ class Rule(BaseModel):
     score: str = Field("features", description="the name of the unknown score that the distances come from")
     alpha: float = Field(0.05, gt=0, lt=1, description="share of known images that may be called unknown")
     tasks: tuple[TaskRule, ...] = Field(min_length=1)
+    joint: bool = Field(
+        default=False, description="whether one softmax over the logits of all tasks gives the probabilities"
+    )
 
     def surprise(self, scores: Array) -> Array:
         """-log10 of the p-values of scores [batch, tasks], continuous and strictly rising.
@@ -213,9 +217,13 @@ def complete(outputs: Outputs, rule: Rule) -> dict[str, NDArray[Any]]:
     """All inputs of the decision from the network's outputs. The graph computes the same in its last nodes."""
     logits, distances = (np.asarray(outputs[name], dtype=np.float64) for name in NETWORK_NAMES)
     scores = np.minimum.reduceat(distances, rule.starts, axis=1)
-    p_task = _softmax(-scores, _WHOLE_ROW)
     p_within_task = _softmax(logits, rule.starts, rule.task_of_class)
-    probability = p_within_task * p_task[:, rule.task_of_class]
+    if rule.joint:
+        probability = _softmax(logits, _WHOLE_ROW)
+        p_task = np.add.reduceat(probability, rule.starts, axis=1)
+    else:
+        p_task = _softmax(-scores, _WHOLE_ROW)
+        probability = p_within_task * p_task[:, rule.task_of_class]
     return dict(zip(OUTPUT_NAMES, (logits, distances, scores, p_task, p_within_task, probability), strict=True))
 
 

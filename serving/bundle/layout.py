@@ -9,6 +9,12 @@
     task0.fp32.bin    the task's weights for one precision
     golden.npz        a few images with the outputs that they must yield in each precision
 
+With a pre-trained trunk, two files replace the graphs and weights:
+
+    trunk.onnx        the trunk: from 8-bit pixels to one encoded vector per image
+    pooled.npz        the classifier of encoded vectors, made of statistics that are pooled over all tasks
+    task0.npz         the first task's detector, which stays as it was when the task was learned, and so on
+
 Imports no numpy, because some processes only pass bundles on.
 """
 
@@ -17,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MANIFEST, RULE, GOLDEN = "manifest.json", "rule.json", "golden.npz"
+TRUNK, POOLED = "trunk.onnx", "pooled.npz"
 
 
 def graph_name(precision: str) -> str:
@@ -26,6 +33,11 @@ def graph_name(precision: str) -> str:
 def part_name(owner: str, precision: str | None = None) -> str:
     """The file with the weights of `owner` ("task0" or "shared") in one precision; None: the same in all precisions."""
     return f"{owner}.bin" if precision is None else f"{owner}.{precision}.bin"
+
+
+def detector_name(task: int) -> str:
+    """The file with the detector of a task in a bundle with a trunk."""
+    return f"task{task}.npz"
 
 
 def parts_of(files: Iterable[str], precision: str) -> list[str]:

@@ -23,11 +23,11 @@ from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.errors import BundleError
 from serving.bundle.files import MOST_BYTES, MOST_METADATA, read_regular
 from serving.bundle.labels import check_labels
-from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, parts_of
+from serving.bundle.layout import GOLDEN, MANIFEST, POOLED, RULE, TRUNK, detector_name, graph_name, parts_of
 from serving.bundle.precisions import PRECISIONS
 from serving.bundle.run_verdict import RunVerdict
 
-FORMAT = 5
+FORMAT = 6
 """The version of the format. A change that an older reader would misread gets a new number."""
 INPUT_NAME = "pixels"
 EXPORT_AGAIN = "export the run again with `openworld export`"
@@ -66,10 +66,24 @@ class TaskInfo(_Section):
     task: int
     first_class_id: int
     labels: tuple[str, ...] = Field(min_length=1)
-    calibration: Calibration
+    calibration: Calibration | None = Field(description="null without a network of its own")
     own_images: int = Field(description="number of its own images that its p-values rest on")
     parts: tuple[str, ...] = Field(description="the files with this task's weights")
     unchanged: bool = Field(description="whether they are byte for byte those of the bundle before this one")
+
+
+class TrunkInfo(_Section):
+    """The pre-trained network that encodes images; `sha256` is that of its weights before they became a graph."""
+
+    name: str
+    sha256: str
+    size: int = Field(gt=0)
+    depths: tuple[int, ...] = Field(min_length=1, description="widths of the parts of an encoded vector")
+
+    @property
+    def dim(self) -> int:
+        """The length of an encoded vector."""
+        return sum(self.depths)
 
 
 class Cascade(_Section):
@@ -100,6 +114,7 @@ class Manifest(_Section):
     preset: str
     seed: int
     image: ImageSpec
+    trunk: TrunkInfo | None = Field(default=None, description="null if the network was learned from scratch")
     tasks: tuple[TaskInfo, ...] = Field(min_length=1)
     before: str | None = Field(description="version of the bundle that this one continues")
     precisions: tuple[str, ...] = Field(min_length=1)
@@ -129,7 +144,16 @@ class Manifest(_Section):
                 raise ValueError(f"{name}: got {text!r}; allowed: printable characters")
         if unknown := [name for name in self.precisions if name not in PRECISIONS]:
             raise ValueError(f"precisions: got {', '.join(unknown)}; allowed: {', '.join(PRECISIONS)}")
+        if self.trunk and (self.image.shape != (self.trunk.size, self.trunk.size, 3) or self.precisions != ("fp32",)):
+            raise ValueError(
+                f"trunk of size {self.trunk.size} with images {self.image.shape} in {', '.join(self.precisions)}; "
+                "allowed: square colour images of its size, in fp32"
+            )
         return self
+
+    def graph_file(self, precision: str) -> str:
+        """The file of the graph that reads pixels."""
+        return graph_name(precision) if self.trunk is None else TRUNK
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -169,8 +193,15 @@ class Bundle:
             raise BundleError(
                 f"{self.path}: no {precision} graph; the bundle has {', '.join(self.manifest.precisions)}"
             )
-        model = self._read(graph_name(precision))
+        model = self._read(self.manifest.graph_file(precision))
         return Graph(model, {name: self._read(name) for name in parts_of(self.manifest.files, precision)})
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """The arrays in a checked file of a bundle with a trunk: its classifier, or the detector of a task."""
+        try:
+            return read_arrays(self._read(name))
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{self.path / name}: {error}; {EXPORT_AGAIN}") from error
 
     def check(self) -> None:
         """Verify the checksum of every file."""
@@ -236,7 +267,8 @@ def load_bundle(path: str | Path) -> Bundle:
         if name == ".." or Path(name).name != name:
             raise BundleError(f"{folder / MANIFEST}: file name {name!r} is outside the bundle")
     parts = [name for task in manifest.tasks for name in task.parts]
-    needed = [RULE, GOLDEN, *map(graph_name, manifest.precisions), *parts]
+    needed = [RULE, GOLDEN, *map(manifest.graph_file, manifest.precisions), *parts]
+    needed += [POOLED, *map(detector_name, range(len(manifest.tasks)))] if manifest.trunk else []
     if missing := [name for name in needed if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
     try:

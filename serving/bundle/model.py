@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Verdicts, decide
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Verdicts, complete, decide
 from serving.bundle.errors import BundleError, ImageError, ProviderError
-from serving.bundle.layout import GOLDEN, graph_name
-from serving.bundle.manifest import INPUT_NAME, Bundle, Manifest, load_bundle
+from serving.bundle.layout import GOLDEN, POOLED, detector_name
+from serving.bundle.manifest import EXPORT_AGAIN, INPUT_NAME, Bundle, Manifest, load_bundle
+from serving.bundle.pooled import PooledClassifier
+from serving.bundle.pooled_model import PooledModel
 from serving.bundle.precisions import AUTO, PRECISION_CHOICES, PRECISIONS
 from serving.bundle.providers import PROVIDER_CHOICES, wants_cuda
 from serving.bundle.session import one_line, open_cuda_session, open_session, session_options
@@ -25,6 +27,8 @@ from serving.bundle.session import one_line, open_cuda_session, open_session, se
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+ENCODED = "encoded"
+"""The output of a trunk: one vector per image, [batch, dim]."""
 TIMED_RUNS, TIMED_SECONDS = range(3, 200), 0.3
 """The number of timed runs of each precision, and about how many seconds they may take in all."""
 WORTH_ROUNDING = 0.75
@@ -42,6 +46,8 @@ class Model:
     bundle: Bundle
     precision: str
     session: ort.InferenceSession
+    pooled: PooledModel | None = None
+    """With a trunk: what classifies its encoded vectors."""
 
     @classmethod
     def load(
@@ -69,7 +75,9 @@ class Model:
             raise BundleError(f"{bundle.path}: precision is {precision!r}; allowed with this bundle: {allowed}")
         model = _open(bundle, provider, precision, threads)
         name = f"{bundle.manifest.name} {bundle.manifest.version}"
-        log.info("%s from %s runs in %s on %s", name, bundle.path, model.precision, model.provider)
+        trunk = bundle.manifest.trunk
+        how = model.precision if trunk is None else f"{model.precision} behind {trunk.name}"
+        log.info("%s from %s runs in %s on %s", name, bundle.path, how, model.provider)
         return model
 
     @property
@@ -81,8 +89,13 @@ class Model:
         """The provider that really runs the graph; a session may have fallen back from the requested one."""
         return str(self.session.get_providers()[0])
 
-    def run(self, pixels: NDArray[np.uint8], *, features: bool = False) -> dict[str, NDArray[np.float32]]:
-        """The graph's outputs for uint8 [batch, height, width, channels]; `features` adds what the quarantine keeps."""
+    def run(self, pixels: NDArray[np.uint8], *, features: bool = False) -> dict[str, NDArray[np.floating[Any]]]:
+        """The outputs for uint8 [batch, height, width, channels]; `features` adds what the quarantine keeps: every
+        task's standardised features, or the encoded vector of a trunk."""
+        if self.pooled is not None:
+            (encoded,) = self.session.run([ENCODED], {INPUT_NAME: pixels})
+            outputs = complete(self.pooled.outputs(encoded), self.bundle.rule)
+            return {**outputs, FEATURES: encoded} if features else outputs
         names = [*OUTPUT_NAMES, FEATURES] if features else list(OUTPUT_NAMES)
         return dict(zip(names, self.session.run(names, {INPUT_NAME: pixels}), strict=True))
 
@@ -126,7 +139,7 @@ class Model:
 
     @property
     def _graph(self) -> Path:
-        return self.bundle.path / graph_name(self.precision)
+        return self.bundle.path / self.manifest.graph_file(self.precision)
 
 
 def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> Model:
@@ -134,7 +147,8 @@ def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> Model:
     if wants_cuda(provider):
         on_cuda = min(available, key=lambda name: PRECISIONS[name].cuda_rank) if precision == AUTO else precision
         try:
-            return _checked(Model(bundle, on_cuda, open_cuda_session(bundle, on_cuda, threads)))
+            session = open_cuda_session(bundle.graph(on_cuda), bundle.golden.pixels[:1], threads)
+            return _checked(bundle, on_cuda, session)
         except ProviderError as error:
             if provider == "cuda":
                 raise
@@ -150,9 +164,9 @@ def _open_on_cpu(bundle: Bundle, precision: str, threads: int) -> Model:
     try:
         session = open_session(graph, session_options(threads))
     except Exception as error:
-        where = bundle.path / graph_name(precision)
+        where = bundle.path / bundle.manifest.graph_file(precision)
         raise BundleError(f"{where}: onnxruntime cannot open it: {one_line(error)}") from error
-    return _checked(Model(bundle, precision, session))
+    return _checked(bundle, precision, session)
 
 
 def _fastest(models: Sequence[Model]) -> Model:
@@ -192,27 +206,49 @@ def fastest_seconds(works: Sequence[Callable[[], object]], runs: range, seconds:
     return fastest
 
 
-def _checked(model: Model) -> Model:
+def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> Model:
     """The model, if its graph has the inputs and outputs that the manifest and the rule need."""
-    where = model.bundle.path / graph_name(model.precision)
-    manifest, session = model.manifest, model.session
+    manifest, trunk = bundle.manifest, bundle.manifest.trunk
+    where = bundle.path / manifest.graph_file(precision)
     inputs = {node.name: node for node in session.get_inputs()}
     outputs = {node.name: node for node in session.get_outputs()}
+    widths = {name: _width(name, manifest) for name in OUTPUT_NAMES} if trunk is None else {ENCODED: trunk.dim}
+    needed = [*widths, FEATURES] if trunk is None else [ENCODED]
     if set(inputs) != {INPUT_NAME}:
         raise BundleError(f"{where}: inputs {sorted(inputs)}; needed [{INPUT_NAME!r}]")
-    if not {*OUTPUT_NAMES, FEATURES} <= set(outputs):
-        raise BundleError(f"{where}: outputs {sorted(outputs)}; needed {[*OUTPUT_NAMES, FEATURES]}")
+    if not set(needed) <= set(outputs):
+        raise BundleError(f"{where}: outputs {sorted(outputs)}; needed {needed}")
     pixels = inputs[INPUT_NAME]
     if pixels.type != "tensor(uint8)" or not _fits(pixels.shape, manifest.image.shape):
         raise BundleError(
             f"{where}: {INPUT_NAME} is {pixels.type} {pixels.shape}; "
             f"needed tensor(uint8) ['batch', {', '.join(map(str, manifest.image.shape))}]"
         )
-    for name in OUTPUT_NAMES:
-        width = _width(name, manifest)
+    for name, width in widths.items():
         if not _fits(outputs[name].shape, (width,)):
             raise BundleError(f"{where}: {name} is {outputs[name].shape}; needed ['batch', {width}]")
-    return model
+    return Model(bundle, precision, session, None if trunk is None else load_pooled(bundle))
+
+
+def load_pooled(bundle: Bundle) -> PooledModel:
+    """What classifies the vectors of a bundle with a trunk, if it fits the trunk and the tasks."""
+    tasks = bundle.manifest.tasks
+    detectors = (_classifier(bundle, detector_name(task.task), len(task.labels)) for task in tasks)
+    return PooledModel(_classifier(bundle, POOLED, len(bundle.manifest.labels)), tuple(detectors))
+
+
+def _classifier(bundle: Bundle, name: str, classes: int) -> PooledClassifier:
+    assert bundle.manifest.trunk is not None
+    where, arrays, dim = bundle.path / name, bundle.arrays(name), bundle.manifest.trunk.dim
+    try:
+        found = PooledClassifier.from_arrays(arrays)
+        outputs = found.outputs(np.zeros((1, dim), np.float32))
+    except (KeyError, ValueError) as error:
+        raise BundleError(f"{where}: {one_line(error)}; {EXPORT_AGAIN}") from error
+    if any(values.shape != (1, classes) for values in outputs.values()):
+        shapes = {name: values.shape[1:] for name, values in outputs.items()}
+        raise BundleError(f"{where}: outputs {shapes}; needed ({classes},) each; {EXPORT_AGAIN}")
+    return found
 
 
 def _width(name: str, manifest: Manifest) -> int:

@@ -1,5 +1,9 @@
 """From an image file to the pixels that the graph reads. Training uses the same functions as the server.
 
+A photo of more than a megapixel is reduced before it is converted and resized: a JPEG file by the decoder, which takes
+a fraction of the time and memory, and other formats by averaging blocks of pixels. The result has at least twice the
+pixels per side that are needed.
+
 The format is detected from the content alone. The first frame of an animation or multi-picture file is the image.
 Colour profiles are not applied.
 """
@@ -17,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import get_sampling
 
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
@@ -57,22 +62,35 @@ STRIP = 256 * 1024
 """Pixels of a large image that are converted at a time, to bound memory."""
 
 
+LARGE = 1_000_000
+"""Pixels above which an image is reduced before it is converted and resized."""
+SPARE = 2
+"""A reduced image has at least so many times the pixels per side that are needed."""
+
+_BYTES = {"WEBP": 16, "JPEG": 4, "PNG": 4, "BMP": 4}
+"""Bytes of memory per pixel while an image is decoded, at most; test_pixels.py measures them."""
+_COEFFICIENTS = {0: 6, 1: 4, 2: 3}
+"""Bytes per pixel of a progressive JPEG file in colour, all of which the decoder holds: by its colour subsampling."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How large an image may be. Pixels are counted from the header, before any is decoded."""
+    """How large an image may be. It is known from the header, before any pixel is decoded."""
 
-    size: int = 10 * 1024 * 1024
-    pixels: int = 16_000_000
+    size: int = 32 * 1024 * 1024
+    pixels: int = 50_000_000
     side: int = 16_384
     """Pixels per side: a row or column of millions of pixels costs several times a square of the same area."""
+    memory: int = 256_000_000
+    """Bytes that decoding may take; formats that are decoded as a whole reach it with fewer pixels."""
 
     def __post_init__(self) -> None:
-        if self.size <= 0 or self.pixels <= 0 or self.side <= 0:
+        if min(self.size, self.pixels, self.side, self.memory) <= 0:
             raise ValueError(f"limits must be positive, such as Limits(); got {self}")
 
 
 LIMITS = Limits()
-ANY_SIZE = Limits(size=sys.maxsize, pixels=sys.maxsize, side=sys.maxsize)
+ANY_SIZE = Limits(size=sys.maxsize, pixels=sys.maxsize, side=sys.maxsize, memory=sys.maxsize)
 """For images that a server accepted before, within its own limits."""
 
 
@@ -85,7 +103,10 @@ def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
 
 
 def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
-    """Read the header of a file, which has the image size; `plain` and `to_pixels` decode the rest."""
+    """Read the header of a file, which has the image size; `plain` and `to_pixels` decode the rest.
+
+    Only an image that is not decoded yet can be reduced by the decoder.
+    """
     if not content:
         raise ImageError("empty_image", "no image", got="0 bytes", allowed=f"1 to {limits.size} bytes")
     if len(content) > limits.size:
@@ -100,6 +121,7 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
             allowed = f"up to {limits.pixels} pixels"
             raise ImageError("too_many_pixels", "image too large", got=str(error), allowed=allowed) from None
         _check_pixels(image.size, limits)
+        _check_memory(image, kind, limits)
         _check_scans(image.size, structure)
     image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans}
     if kind == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
@@ -112,37 +134,65 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
 
 def to_pixels(image: Image.Image, spec: ImageSpec) -> NDArray[np.uint8]:
     """Upright, 8-bit, opaque, centre-cropped to the aspect ratio and resized: uint8 [height, width, channels]."""
-    image = plain(image, spec.mode)
     size = (spec.width, spec.height)
+    image = plain(image, spec.mode, size, cropped=True)
     if image.size != size:
         image = ImageOps.fit(image, size, method=Image.Resampling.BILINEAR)
     # Twice as fast as numpy's array protocol.
     return np.frombuffer(bytearray(image.tobytes()), dtype=np.uint8).reshape(spec.shape)
 
 
-def plain(image: Image.Image, mode: str) -> Image.Image:
-    """The image upright, 8-bit and opaque, in mode L or RGB."""
+def plain(image: Image.Image, mode: str, size: tuple[int, int] | None = None, *, cropped: bool = False) -> Image.Image:
+    """The image upright, 8-bit and opaque, in mode L or RGB.
+
+    A large image that is only needed in `size` (width, height) is reduced. If it is also `cropped` to the aspect ratio
+    of `size`, the sides that are cut off need not be converted.
+    """
     with _broken_if_unreadable(f"{image.format or image.mode} of {image.width} x {image.height} pixels"):
+        large = size is not None and image.width * image.height > LARGE
+        if large and size is not None:
+            # Of the scales 1/2, 1/4 and 1/8 the smallest that has these sides; no effect on other formats.
+            image.draft(None, (SPARE * max(size), SPARE * max(size)))
         # A PNG may have its orientation after the pixels.
         image.load()
         turn = _transposition(image)
+        box = (0, 0, *image.size)
+        if large and size is not None:
+            if cropped:
+                box = _middle(image.size, size[::-1] if turn in _ROWS_TO_COLUMNS else size)
+            # What is not cropped has to fit into `size` with its longer side.
+            side = (min if cropped else max)(box[2] - box[0], box[3] - box[1])
+            factor = max(1, side // (SPARE * max(size)))
+            return _in_strips(image, mode, turn, box, factor)
         if turn is None and image.mode == mode and not image.has_transparency_data:
             return image
         if image.width * image.height > STRIP:
-            return _in_strips(image, mode, turn)
+            return _in_strips(image, mode, turn, box)
         flat = _flat(image, mode)
         return flat if turn is None else flat.transpose(turn)
 
 
-def _in_strips(image: Image.Image, mode: str, turn: Image.Transpose | None) -> Image.Image:
-    """The same pixels as `plain`, without a copy of the whole image for every intermediate step."""
-    width, height = image.size
+def _middle(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The largest part in the middle of an image that has the aspect ratio of `wanted`, in whole pixels."""
+    (width, height), (wide, high) = size, wanted
+    across, down = min(width, -(-height * wide // high)), min(height, -(-width * high // wide))
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def _in_strips(
+    image: Image.Image, mode: str, turn: Image.Transpose | None, box: tuple[int, int, int, int], factor: int = 1
+) -> Image.Image:
+    """Part of an image, converted, reduced and upright, without a copy of it all for every intermediate step."""
+    left, top, right, bottom = box
+    width, height = -(-(right - left) // factor), -(-(bottom - top) // factor)
     made = Image.new(mode, (height, width) if turn in _ROWS_TO_COLUMNS else (width, height))
-    rows = max(1, STRIP // width)
-    for top in range(0, height, rows):
-        bottom = min(height, top + rows)
-        strip = _flat(image.crop((0, top, width, bottom)), mode)
-        start = height - bottom if turn in _FIRST_ROW_LAST else top
+    rows = factor * max(1, STRIP // (right - left) // factor)
+    for upper in range(top, bottom, rows):
+        strip = _flat(image.crop((left, upper, right, min(bottom, upper + rows))), mode)
+        strip = strip.reduce(factor) if factor > 1 else strip
+        done = (upper - top) // factor
+        start = height - done - strip.height if turn in _FIRST_ROW_LAST else done
         strip = strip if turn is None else strip.transpose(turn)
         made.paste(strip, (start, 0) if turn in _ROWS_TO_COLUMNS else (0, start))
     return made
@@ -172,6 +222,19 @@ def _check_pixels(size: tuple[int, int], limits: Limits) -> None:
     if max(size) > limits.side:
         got, allowed = f"{width} x {height} pixels", f"up to {limits.side} pixels per side"
         raise ImageError("too_many_pixels", "image too long", got=got, allowed=allowed)
+
+
+def _check_memory(image: Image.Image, kind: str, limits: Limits) -> None:
+    """Refuse an image whose decoding takes too much memory."""
+    each = _BYTES[kind]
+    if kind == "JPEG" and image.info.get("progressive"):
+        bands = len(image.getbands())
+        # The rest is for the image at half the scale or less.
+        each = 1 + (_COEFFICIENTS.get(get_sampling(image), 2 * bands) if bands == 3 else 2 * bands)
+    if (needed := each * image.width * image.height) > limits.memory:
+        got = f"{kind} of {image.width} x {image.height} pixels, which takes {needed / 1e6:.0f} MB"
+        allowed = f"up to {limits.memory / 1e6:.0f} MB, or {limits.memory // each} pixels of this kind"
+        raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
 
 
 def _check_scans(size: tuple[int, int], structure: Structure) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from serving.bundle.errors import ProviderError
-from serving.bundle.manifest import INPUT_NAME, Bundle, Graph
+from serving.bundle.manifest import INPUT_NAME, Graph
 from serving.bundle.providers import CPU, CUDA, nvidia_visible
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnxruntime as ort
+    from numpy.typing import NDArray
 
 SPIN_MICROSECONDS = 1000
 """Longer than the pause between two layers, and short beside a run that is worth several threads."""
@@ -41,9 +43,8 @@ def session_options(threads: int = 0) -> ort.SessionOptions:
     return options
 
 
-def open_cuda_session(bundle: Bundle, precision: str, threads: int) -> ort.InferenceSession:
-    """A session that demonstrably runs on CUDA; raises a ProviderError with the reason otherwise."""
-    graph = bundle.graph(precision)
+def open_cuda_session(graph: Graph, probe: NDArray[np.uint8], threads: int) -> ort.InferenceSession:
+    """A session that demonstrably runs `probe` on CUDA; raises a ProviderError with the reason otherwise."""
     with contextlib.redirect_stdout(sys.stderr):
         _onnxruntime().preload_dlls()
     try:
@@ -52,7 +53,7 @@ def open_cuda_session(bundle: Bundle, precision: str, threads: int) -> ort.Infer
         found = session.get_providers()[0]
         if found == CUDA:
             # Opening proves little: an unsupported or full device fails at its first run.
-            session.run(None, {INPUT_NAME: bundle.golden.pixels[:1]})
+            session.run(None, {INPUT_NAME: probe})
             return session
         reason = f"onnxruntime fell back to {found}, and printed why"
     except Exception as error:

@@ -20,8 +20,8 @@ class EscapingFormatter(logging.Formatter):
         return escaped(super().format(record))
 
 
-def log_to_terminal() -> None:
-    """Show what commands log, as plain lines on standard error."""
+def log_to_terminal(*, clock: str | None = None) -> None:
+    """Show what commands log, as plain lines on standard error; `clock` is the format of a time before each line."""
     handler = logging.StreamHandler()
-    handler.setFormatter(EscapingFormatter("%(message)s"))
+    handler.setFormatter(EscapingFormatter("%(message)s" if clock is None else "%(asctime)s %(message)s", clock))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

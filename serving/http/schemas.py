@@ -114,10 +114,10 @@ class ErrorDetail(ApiModel):
     code: str = field("short and stable, for programs", "empty_image")
     message: str = field(
         "what was wrong, what was received and what is allowed, for people",
-        "no image: got 0 bytes; allowed: 1 to 10485760 bytes",
+        "no image: got 0 bytes; allowed: 1 to 33554432 bytes",
     )
     got: str = field("what was received", "0 bytes")
-    allowed: str = field("what would be accepted", "1 to 10485760 bytes")
+    allowed: str = field("what would be accepted", "1 to 33554432 bytes")
 
 
 class ErrorAnswer(ApiModel):

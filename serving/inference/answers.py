@@ -11,7 +11,7 @@ from serving.bundle.decision import Verdicts, threshold
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import Manifest
 from serving.bundle.model import Model
-from serving.bundle.pixels import decode, to_pixels
+from serving.bundle.pixels import open_image, to_pixels
 from serving.errors import ParameterError, refused_image
 from serving.http.schemas import SCHEMA, UNKNOWN, Answer, ModelDescription
 
@@ -110,7 +110,7 @@ class AnswerFormatter:
 def answer_image(model: Model, content: bytes, options: PredictionOptions) -> Answer:
     """The answer for one image file."""
     try:
-        pixels = to_pixels(decode(content), model.manifest.image)
+        pixels = to_pixels(open_image(content), model.manifest.image)
         verdicts = model.predict(pixels[np.newaxis], alpha=options.alpha, given_task=options.task)
     except ImageError as error:
         raise refused_image(error) from error

@@ -14,14 +14,14 @@ from PIL.Image import Image
 from pydantic_core import to_json
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, decide
-from serving.bundle.pixels import Limits, decoding_work, open_image, to_pixels
+from serving.bundle.pixels import LARGE, Limits, decoding_work, open_image, to_pixels
 from serving.errors import OutputError, RequestError
 from serving.inference.answers import PredictionOptions
 from serving.inference.loaded import LoadedModel
 
-LARGE, LARGE_FILE = 1_000_000, 1024 * 1024
-"""The work in pixels, and the bytes, above which an image is large: decoding takes up to a megabyte of memory per 64
-thousand pixels, and up to a second."""
+LARGE_FILE = 1024 * 1024
+"""Bytes above which a file counts as a large image too: decoding takes up to a megabyte of memory per 64 thousand
+pixels, and up to a second."""
 
 ReadImage = Callable[[], bytes]
 """Returns the bytes of an image file, or raises a RequestError; called in a thread."""

@@ -41,6 +41,8 @@ MOST_BRIGHTER_FLAT = 2.0
 _WORKING_SIZE = 64
 """Every image is first resized to this, so that an image of 16 x 16 and its enlargement yield the same grid."""
 _DRAFT = (128, 128)
+_REDUCED = (256, 256)
+"""Large images of other formats are reduced to about this, with room for a long and narrow one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def summarize(content: bytes) -> ImageSummary:
         media_type = Image.MIME[image.format or ""]
         # A JPEG can be decoded at an eighth of its size, at a fraction of the cost.
         image.draft(None, _DRAFT)
-        small = plain(image, "RGB").resize((_WORKING_SIZE, _WORKING_SIZE), Image.Resampling.BILINEAR)
+        small = plain(image, "RGB", _REDUCED).resize((_WORKING_SIZE, _WORKING_SIZE), Image.Resampling.BILINEAR)
     luminance, *colours = small.convert("YCbCr").split()
     aspect = np.array([math.log2(width / height)], dtype=np.float32)
     numbers = [_grid(luminance, FINE), *(_grid(colour, COARSE) for colour in colours), aspect]

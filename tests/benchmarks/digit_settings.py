@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from serving.bundle.decision import judge
-from serving.bundle.manifest import ImageSpec
 from tests.benchmarks.many_tasks import GUISES, guised_digits
 from training import fit
 from training.config import Preset
-from training.data.datasets import SOURCES, load_source
+from training.data.datasets import SOURCES
 from training.data.images import TEST_SHARE, Images, Source, join
+from training.data.reader import Reader
 from training.data.sources import Sources
 from training.learn.decisions import AUTO
 from training.measure import metrics
@@ -47,21 +47,21 @@ def limited(images: Images, most: Callable[[str], int]) -> Images:
     return images.at(np.sort(np.concatenate(chosen)))
 
 
-def source_with(most: Callable[[str], int]) -> Callable[[ImageSpec, str | None], Source]:
+def source_with(most: Callable[[str], int]) -> Callable[[Reader, str | None], Source]:
     """The digits with fewer training images."""
 
-    def load(spec: ImageSpec, data: str | None = None) -> Source:
-        digits = load_source("digits", spec, data)
+    def load(reader: Reader, data: str | None = None) -> Source:
+        digits = SOURCES["digits"](reader, data)
         return replace(digits, train=limited(digits.train, most))
 
     return load
 
 
-def split_again(seed: int) -> Callable[[ImageSpec, str | None], Source]:
+def split_again(seed: int) -> Callable[[Reader, str | None], Source]:
     """The digits with another division into training and test images."""
 
-    def load(spec: ImageSpec, data: str | None = None) -> Source:
-        digits = load_source("digits", spec, data)
+    def load(reader: Reader, data: str | None = None) -> Source:
+        digits = SOURCES["digits"](reader, data)
         train, test = join([digits.train, digits.test]).split(TEST_SHARE, seed)
         return replace(digits, train=train, test=test)
 
@@ -72,7 +72,7 @@ def split_again(seed: int) -> Callable[[ImageSpec, str | None], Source]:
 class Setting:
     """Changes to the default preset, the source of its images, and a task that is added afterwards."""
 
-    load: Callable[[ImageSpec, str | None], Source] = SOURCES["digits"]
+    load: Callable[[Reader, str | None], Source] = SOURCES["digits"]
     changes: tuple[tuple[str, Any], ...] = ()
     added: str | None = None
 
@@ -98,7 +98,9 @@ test images. Unknown are 8 and 9, but in `added`."""
 def setting_known(name: str) -> Iterator[Setting]:
     """Within this, the preset `digits` is that of the setting, and runs of it can be opened."""
     setting, digits = SETTINGS[name], PRESETS["digits"]
-    preset: Preset = replace(digits, dataset=f"digits: {name}", **dict(setting.changes))
+    # Runs with the digits as they are can be opened by any command.
+    dataset = digits.dataset if setting.load is SOURCES["digits"] else f"digits: {name}"
+    preset: Preset = replace(digits, dataset=dataset, **dict(setting.changes))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "digits", preset)
         patch.setitem(SOURCES, preset.dataset, setting.load)

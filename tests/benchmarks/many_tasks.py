@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle.manifest import ImageSpec
 from training import fit
-from training.data.datasets import SOURCES, load_source
+from training.data.datasets import SOURCES
 from training.data.images import Images, Source, join
+from training.data.reader import Reader
 from training.presets import PRESETS
 
 NAME = "digits in guises"
@@ -41,9 +41,9 @@ GUISES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
 }
 
 
-def guised_digits(spec: ImageSpec, data: str | None = None) -> Source:
+def guised_digits(reader: Reader, data: str | None = None) -> Source:
     """Fifty classes, such as "7 striped"."""
-    plain = load_source("digits", spec, data)
+    plain = SOURCES["digits"](reader, data)
 
     def guised(images: Images) -> Images:
         parts = [Images(guise(images.pixels), np.char.add(images.labels, f" {name}")) for name, guise in GUISES.items()]

@@ -32,6 +32,7 @@ from tests.benchmarks.eager import eager_logits, prepare_masks
 from tests.benchmarks.exported import random_run, resnet, write_bundle
 from tests.benchmarks.many_tasks import guised_digits, guises_known, learn_twenty_tasks
 from tests.benchmarks.timing import take_turns
+from training.data.reader import PixelReader
 from training.host.device import choose_device
 from training.run import open_run
 
@@ -139,7 +140,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learned]:
         bundles = [folder / name for name in ("full", "cascaded")]
         for bundle, cascade in zip(bundles, ("off", "auto"), strict=True):
             _, manifest = export(folder / "run", bundle, precisions=("fp32", "int8"), cascade=cascade)
-        test = guised_digits(run.config.preset.image).test.pixels
+        test = guised_digits(PixelReader(run.config.preset.image)).test.pixels
         yield Learned(*bundles, gather(run), test, manifest.cascade)
 
 

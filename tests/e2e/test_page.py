@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from serving.http import page as served_page
-from tests.helpers_serving import GREY, PATIENCE, Server, http_get, image_bytes, serving, write_bundle
+from tests.helpers_serving import FAILS, GREY, PATIENCE, Server, http_get, image_bytes, serving, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
@@ -136,6 +136,29 @@ def test_a_sample_is_answered_with_everything_in_the_response(page: Page) -> Non
     at = line.evaluate("node => parseFloat(getComputedStyle(node, '::before').left)")
     widths = [bar.nth(row).evaluate("node => node.getBoundingClientRect().width") for row in range(2)]
     assert widths[0] < at < widths[1]
+
+
+def test_a_model_that_does_not_work_is_announced_with_every_answer(
+    context: BrowserContext, server: Server, page: Page, tmp_path: Path
+) -> None:
+    # WORKS is weak in one part, so that the notice is there without a warning.
+    assert "weak in parts" in page.inner_text("#verdict")
+    click_sample(page, "red")
+    wait_for(page, "known")
+    assert not page.locator("#warning").is_visible()
+    bundle = write_bundle(tmp_path / "bundle", verdict=FAILS)
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "red.png").write_bytes(image_bytes((255, 0, 0)))
+    with serving(tmp_path / "home", bundle) as failing:
+        opened = open_page(context.new_page(), failing)
+        opened.wait_for_selector(".sample")
+        assert "Do not rely on this model. Task prediction: not working (TP 51.5 %" in opened.inner_text("#verdict")
+        click_sample(opened, "red")
+        wait_for(opened, "known")
+        warning = httpx.post(f"{failing.url}/predict", content=image_bytes((255, 0, 0))).json()["warning"]
+        assert opened.inner_text("#warning") == warning == FAILS.warning
+        assert httpx.get(f"{failing.url}/model").json()["verdict"] == FAILS.model_dump()
+        opened.close()
 
 
 def test_what_was_never_taught_is_shown_as_unknown(page: Page, tmp_path: Path) -> None:

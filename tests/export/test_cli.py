@@ -164,7 +164,7 @@ def test_a_run_may_follow_a_list_of_precisions(
 ) -> None:
     use_tiny_preset(monkeypatch)
     options = ["--out", str(tmp_path / "bundle"), "--precision", "fp32"]
-    assert export([*options, str(tiny_hat)] if before else [str(tiny_hat), *options]) == 0
+    assert export(["--force", *options, str(tiny_hat)] if before else [str(tiny_hat), *options, "--force"]) == 0
     assert str(tmp_path / "bundle") in capsys.readouterr().out
 
 
@@ -184,7 +184,7 @@ def test_a_task_is_added_by_its_own_subcommand(
     assert cli.main(["add-task", str(run), "two,treee"]) == 2
     assert "no images of 'treee'" in capsys.readouterr().err
     assert cli.main(["add-task", "--log", "tensorboard", str(run), "two,three"]) == 0
-    assert cli.main(["publish", str(run), str(tmp_path / "shelf"), "--cascade", "off"]) == 0
+    assert cli.main(["publish", str(run), str(tmp_path / "shelf"), "--cascade", "off", "--force"]) == 0
     assert "2 tasks (0 unchanged), 4 classes" in capsys.readouterr().out
 
 

@@ -36,7 +36,7 @@ def first_shelf(tiny_hat: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("shelf") / "shelf"
     with pytest.MonkeyPatch.context() as patch:
         use_tiny_preset(patch)
-        assert export([str(tiny_hat), "--publish", str(folder)]) == 0
+        assert export([str(tiny_hat), "--publish", str(folder), "--force"]) == 0
     return folder
 
 
@@ -59,7 +59,8 @@ def store(url: str) -> Iterator[Store]:
 
 
 def learn_unknowns(run: Path, url: str, *more: str) -> int:
-    return loop.main(["--quarantine", url, str(run), *more])
+    """With --force, because a run of a few epochs does not work."""
+    return loop.main(["--quarantine", url, str(run), "--force", *more])
 
 
 def test_it_is_published_and_the_images_are_marked(run: Path, store: Store, url: str, shelf: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_stopped_run_is_resumed_and_published(
     with pytest.MonkeyPatch.context() as patch:
         kill_at_save(patch, 1, written=True)
         assert learn_unknowns(run, url, "--publish", str(shelf)) == 130
-    hint = f"openworld learn-unknowns {run} --resume --publish {shelf}"
+    hint = f"openworld learn-unknowns {run} --resume --publish {shelf} --force"
     assert f"stopped; continue with: {hint}\n" in capsys.readouterr().err
     assert loop.main(hint.split()[2:]) == 0
     assert len(store.items(state="learned")) == 20

@@ -130,10 +130,10 @@ def test_a_real_run_goes_on(
 ) -> None:
     use_tiny_preset(monkeypatch)
     folder = Path(shutil.copytree(exported_hat.folder, tmp_path / "run"))
-    assert main([str(folder), "--publish", str(shelf.folder)]) == 0
+    assert main([str(folder), "--publish", str(shelf.folder), "--force"]) == 0
     first = shelf.current()
     assert fit.main(["--out", str(folder), "--add-task", HELD_OUT]) == 0
-    assert main([str(folder), "--publish", str(shelf.folder)]) == 0
+    assert main([str(folder), "--publish", str(shelf.folder), "--force"]) == 0
     manifest = current(shelf)
     assert first is not None
     assert manifest.before == first.name
@@ -328,9 +328,13 @@ def test_a_cascade_may_lose_one_known_image_in_a_thousand(
         assert main([str(folder), "--out", str(tmp_path / f"bundle{number}")]) == 0
         bundles.append(load_bundle(tmp_path / f"bundle{number}"))
     evidence = evidence_for(network, 1000)
+
+    def decided(known: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(known=known, class_id=np.zeros(len(known), int))
+
     few, many = np.ones(8, bool), np.ones(1000, bool)
     verdicts = iter([few, few, many, np.arange(1000) >= lost])
-    monkeypatch.setattr(publishing, "decide", lambda *_: SimpleNamespace(known=next(verdicts)))
+    monkeypatch.setattr(publishing, "decide", lambda *_: decided(next(verdicts)))
     if not refused:
         check_remembers(*bundles, evidence)
         return

@@ -28,3 +28,16 @@ def test_samples_are_replaced_whole_or_not_at_all(
     assert {f"{label}.png" for label in exported_hat.run.config.labels} <= {path.name for path in out.iterdir()}
     assert not (out / "old.png").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["samples"]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "folder"])
+def test_another_folder_is_not_replaced(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "0.png").write_bytes(b"mine")
+    (out / name).mkdir() if name == "folder" else (out / name).write_text("mine")
+    assert main([str(exported_hat.folder), "--bundle", str(exported_hat.bundle.path), "--out", str(out)]) != 0
+    assert f"{out} exists and holds more than samples" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} == {"0.png", name}

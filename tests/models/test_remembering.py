@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 BACKBONES = {
     "convnet": {"backbone": "convnet", "norm": True},
-    "convnet without norm": {"backbone": "convnet", "norm": False, "dropout": 0.1},
+    "convnet without norm": {"backbone": "convnet", "norm": False, "dropout": (0.1, 0.1, 0.2, 0.2)},
     "convnet with strides": {"backbone": "convnet", "base": 8, "hidden_norm": True, "pooled": False},
     "resnet18": {"backbone": "resnet18"},
 }

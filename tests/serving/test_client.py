@@ -88,7 +88,7 @@ def test_a_refusal_is_a_typed_error(server: Server) -> None:
         client.predict(b"", request_id="mine-1")
     error = caught.value
     assert (error.code, error.status, error.request_id) == ("empty_image", 422, "mine-1")
-    assert (error.got, error.allowed) == ("0 bytes", "1 to 10485760 bytes")
+    assert (error.got, error.allowed) == ("0 bytes", "1 to 33554432 bytes")
     assert str(error) == error.message
 
 

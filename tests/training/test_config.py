@@ -39,7 +39,7 @@ def test_an_unknown_preset_or_method_is_refused_with_the_allowed_ones() -> None:
     with pytest.raises(ValueError, match="method is 'ewc'; allowed: hat, sup"):
         choose_preset("digits", "ewc")
     with pytest.raises(
-        ValueError, match=r"backbone is 'resnt18'; allowed: convnet, resnet18; did you mean 'resnet18'\?"
+        ValueError, match=r"backbone is 'resnt18'; allowed: convnet, resnet18, adapter; did you mean 'resnet18'\?"
     ):
         choose_preset("digits", "hat", backbone="resnt18")
 

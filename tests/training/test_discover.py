@@ -26,7 +26,7 @@ LABELS = ("zero", "one", "two", "three")
 @pytest.fixture(scope="module")
 def bundle(tiny_hat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("discover")
-    assert export([str(tiny_hat), "--out", str(folder / "bundle")]) == 0
+    assert export([str(tiny_hat), "--out", str(folder / "bundle"), "--force"]) == 0
     return folder / "bundle"
 
 

@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 
 from models.detectors import decisions
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.run_verdict import PARTS
 from tests.helpers import HELD_OUT, kill_at_save, use_tiny_preset
 from tests.training.conftest import WholeRun
 from training import fit
 from training.data.datasets import SOURCES
 from training.data.images import Images, Source
+from training.data.reader import PixelReader
 from training.data.sources import Sources
 from training.learn import fitting
 from training.measure.alternative_rules import AlternativeRule
@@ -77,6 +78,11 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
         assert f"{100 * value:.1f} %" in read.words
+    for name, title in PARTS.items():
+        part = measured["verdict"][name]
+        line = f"{title.capitalize()}: {part['grade']}. {part['numbers']}."
+        assert line in read.words
+        assert read.words.index(line) < read.words.index("CIL accuracy"), "the verdict is on top"
     headings = ("After each task", "What limits each task", "Decisions side by side", "Known or unknown")
     for heading in (*headings, "Mistakes", "Learning"):
         assert heading in read.words
@@ -153,8 +159,9 @@ def test_another_rule_shows_the_p_values_that_it_decides_by(
     assert "7 of classes never learned" in words
 
 
-def noise(spec: ImageSpec, data: str | None) -> Source:
-    images = Images(np.random.default_rng(0).integers(0, 256, (7, *spec.shape), dtype=np.uint8), np.array(["?"] * 7))
+def noise(reader: PixelReader, data: str | None) -> Source:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, *reader.spec.shape), dtype=np.uint8)
+    images = Images(pixels, np.array(["?"] * 7))
     return Source(images, images, ("?",))
 
 
@@ -176,8 +183,8 @@ def test_labels_cannot_break_the_page(tmp_path: Path, monkeypatch: pytest.Monkey
         labels[labels == "one"] = odd
         return Images(images.pixels, labels)
 
-    def source(spec: ImageSpec, data: str | None) -> Source:
-        real = tiny(spec, data)
+    def source(reader: PixelReader, data: str | None) -> Source:
+        real = tiny(reader, data)
         return Source(renamed(real.train), renamed(real.test), tuple(odd if c == "one" else c for c in real.classes))
 
     monkeypatch.setitem(SOURCES, "tiny", source)

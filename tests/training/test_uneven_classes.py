@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from serving.bundle.manifest import ImageSpec
-from tests.helpers import SPEC, tiny_source, use_tiny_preset
+from tests.helpers import tiny_source, use_tiny_preset
 from training import fit
 from training.data.datasets import SOURCES
 from training.data.images import Source
+from training.data.reader import Reader
 from training.learn import decisions
 from training.run import open_run
 from training.store.checkpoint import METRICS
 
 
-def uneven_source(spec: ImageSpec = SPEC, data: str | None = None) -> Source:
+def uneven_source(reader: Reader | None = None, data: str | None = None) -> Source:
     """As `tiny_source`, with 4 training images of "one" instead of 10."""
-    source = tiny_source(spec, data)
+    source = tiny_source(reader, data)
     rows = np.arange(len(source.train))
     ones = (source.train.labels == "one").nonzero()[0]
     return replace(source, train=source.train.at(np.setdiff1d(rows, ones[4:])))

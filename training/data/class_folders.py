@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import Limits, decode, to_pixels
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, TEST_SHARE, DataError, Images, Source
+from training.data.originals import FileOriginal
+from training.data.reader import Read, Reader
 
-PHOTOS = Limits(size=1 << 30, pixels=175_000_000)
-"""Training images are trusted: photographs of any size, up to what Pillow calls a decompression bomb."""
 TEST_FOLDERS = ("test", "val", "validation")
 """Names of the folder of test images beside train/; the first that exists is used."""
 MANY = 1000
@@ -25,7 +22,7 @@ NOWHERE = "a broken link, or not a file"
 log = logging.getLogger(__name__)
 
 
-def class_folders(spec: ImageSpec, data: str | None) -> Source:
+def class_folders(reader: Reader, data: str | None) -> Source:
     """Images in train/ and test/, or in one folder that is split here."""
     if data is None:
         raise DataError("this preset learns from your own images: give their folder with --data FOLDER")
@@ -34,15 +31,15 @@ def class_folders(spec: ImageSpec, data: str | None) -> Source:
         raise DataError(f"{root}: no such folder; give the one with the class folders with --data FOLDER")
     taught = root / "train"
     if not taught.is_dir():
-        return _split_classes(read_folder(root, spec))
+        return _split_classes(read_folder(root, reader))
     tested = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
     if not tested:
-        return _split_classes(read_folder(taught, spec))
+        return _split_classes(read_folder(taught, reader))
     if tested[0].name != TEST_FOLDERS[0]:
         log.info("%s: there is no test/, so %s/ is used for testing", root, tested[0].name)
     for unused in tested[1:]:
         log.info("%s is not used: a share of train/ is held out for validation", unused)
-    return _taught_and_tested(read_folder(taught, spec), read_folder(tested[0], spec), tested[0])
+    return _taught_and_tested(read_folder(taught, reader).images, read_folder(tested[0], reader).images, tested[0])
 
 
 def _taught_and_tested(train: Images, test: Images, tested: Path) -> Source:
@@ -55,25 +52,25 @@ def _taught_and_tested(train: Images, test: Images, tested: Path) -> Source:
     return Source(train, test, tuple(sorted(classes)), never_taught=tuple(never_taught))
 
 
-def _split_classes(images: Images) -> Source:
+def _split_classes(read: Read) -> Source:
     """Split each class on its own, so that classes added later do not move images of older ones to the other side."""
+    images = read.images
     classes = tuple(np.unique(images.labels).tolist())
     is_tested = np.zeros(len(images), bool)
     for label in classes:
         index = (images.labels == label).nonzero()[0]
-        is_tested[index] = _tested(images.pixels[index])
+        is_tested[index] = _tested([read.digests[place] for place in index])
     train, test = (images.at(side.nonzero()[0]) for side in (~is_tested, is_tested))
     return Source(train, test, classes)
 
 
-def _tested(pixels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _tested(digests: Sequence[bytes]) -> NDArray[np.bool_]:
     """Which images of a class are for testing: those whose hash is below TEST_SHARE, whatever other images there are.
 
     If that leaves too few on a side, those with the lowest hashes; a single image is for testing, where it may still
     serve as an unknown.
     """
-    # Numbers in [0, 1) that depend on the pixels alone, so copies of an image stay together.
-    digests = [hashlib.sha256(image.tobytes()).digest() for image in pixels]
+    # Numbers in [0, 1) that depend on the content alone, so copies of an image stay together.
     hashes = np.array([int.from_bytes(digest[:6], "big") / (1 << 48) for digest in digests])
     most = max(len(hashes) - LEAST_TAUGHT, LEAST_TESTED)
     count = min(max(int((hashes < TEST_SHARE).sum()), LEAST_TESTED), most)
@@ -82,46 +79,43 @@ def _tested(pixels: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return chosen
 
 
-def read_folder(root: Path, spec: ImageSpec) -> Images:
+def read_folder(root: Path, reader: Reader) -> Read:
     """Every image of every class folder; a warning names each file that is skipped because it is no image."""
-    pixels: list[NDArray[np.uint8]] = []
-    labels: list[str] = []
-    skipped = 0
+    files, labels = _list_folder(root)
+    read = reader.read(files, labels)
+    for name, reason in read.unreadable:
+        log.warning("skipped %s: %s", name, reason)
+    found = set(read.images.labels.tolist())
+    for folder in subfolders(root):
+        if folder.name not in found:
+            log.warning("%s: no readable image, so class %r is left out", folder, folder.name)
+    if not found:
+        raise DataError(
+            f"{root}: no image in any class folder; expected PNG, JPEG, WebP or BMP files in {root}/<class>/"
+        )
+    if read.unreadable:
+        log.warning("%s: %d files skipped, %d images read", root, len(read.unreadable), len(read.images))
+    return read
+
+
+def _list_folder(root: Path) -> tuple[list[FileOriginal], list[str]]:
+    """The files of every class folder, and the class of each."""
     for path in entries(root):
         # Other files beside class folders are ignored, but a broken link was probably meant as a class.
         if path.is_symlink() and not path.exists():
             log.warning("skipped %s: %s", path, NOWHERE)
-    contents = {folder: entries(folder) for folder in subfolders(root)}
-    if (total := sum(map(len, contents.values()))) >= MANY:
-        log.info("reading %d files of %d classes in %s ...", total, len(contents), root)
-    for folder, files in contents.items():
-        before = len(labels)
-        for file in files:
-            if not file.is_file():
+    files, labels = [], []
+    for folder in (folders := subfolders(root)):
+        for file in entries(folder):
+            if file.is_file():
+                files.append(FileOriginal(file))
+                labels.append(folder.name)
+            else:
                 reason = "folders inside class folders are not read" if file.is_dir() else NOWHERE
                 log.warning("skipped %s: %s", file, reason)
-                continue
-            try:
-                pixels.append(read_image(file, spec))
-            except (ImageError, OSError) as error:
-                skipped += 1
-                log.warning("skipped %s: %s", file, error)
-                continue
-            labels.append(folder.name)
-        if len(labels) == before:
-            log.warning("%s: no readable image, so class %r is left out", folder, folder.name)
-    if not labels:
-        raise DataError(
-            f"{root}: no image in any class folder; expected PNG, JPEG, WebP or BMP files in {root}/<class>/"
-        )
-    if skipped:
-        log.warning("%s: %d files skipped, %d images read", root, skipped, len(labels))
-    return Images(np.stack(pixels), np.array(labels))
-
-
-def read_image(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
-    """The pixels of an image file; raises ImageError or OSError if it cannot be read."""
-    return to_pixels(decode(file.read_bytes(), PHOTOS), spec)
+    if len(files) >= MANY:
+        log.info("reading %d files of %d classes in %s ...", len(files), len(folders), root)
+    return files, labels
 
 
 def subfolders(root: Path) -> list[Path]:

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import to_pixels
 from training.data.class_folders import class_folders, subfolders
 from training.data.downloads import OWN_NAMES, PUBLISHED, published, tiny_imagenet
-from training.data.images import TEST_SHARE, DataError, Images, Source
+from training.data.images import TEST_SHARE, DataError, Source
+from training.data.originals import array_originals
+from training.data.reader import PixelReader, Reader
 from training.show.suggest import unknown_name
 
 SPLIT_SEED = 0
@@ -33,26 +33,25 @@ def kind_of(dataset: str, data: str | None) -> str:
     return dataset if is_place else "folder"
 
 
-def load_source(name: str, spec: ImageSpec, data: str | None) -> Source:
-    """A named data set, or `folder` for class folders under `data`."""
+def load_source(name: str, spec: ImageSpec, data: str | None, encoder: Reader | None = None) -> Source:
+    """A named data set, or `folder` for class folders under `data`: as pixels of `spec`, or encoded by an encoder."""
     if name not in SOURCES:
         raise DataError(unknown_name("dataset", name, SOURCES))
-    return SOURCES[name](spec, data)
+    return SOURCES[name](encoder or PixelReader(spec), data)
 
 
-def _digits(spec: ImageSpec, data: str | None) -> Source:
+def _digits(reader: Reader, data: str | None) -> Source:
     """scikit-learn's 1,797 handwritten digits, which come with the package."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     grey = (bunch.images * (255 / 16)).round().astype(np.uint8)
-    pixels = np.stack([to_pixels(Image.fromarray(image), spec) for image in grey])
-    images = Images(pixels, bunch.target.astype(str))
+    images = reader.read(array_originals("digits", grey), bunch.target.astype(str)).images
     train, test = images.split(TEST_SHARE, SPLIT_SEED)
     return Source(train, test, tuple(map(str, range(10))))
 
 
-SOURCES: dict[str, Callable[[ImageSpec, str | None], Source]] = {
+SOURCES: dict[str, Callable[[Reader, str | None], Source]] = {
     "digits": _digits,
     **{name: partial(published, which) for name, which in PUBLISHED.items()},
     "tinyimagenet": tiny_imagenet,

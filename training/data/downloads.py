@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import to_pixels
-from training.data.class_folders import entries, read_image
+from training.data.class_folders import entries
 from training.data.images import DataError, Images, Source
+from training.data.originals import FileOriginal, array_originals
+from training.data.reader import Reader
 
 
 class Published(NamedTuple):
@@ -34,7 +32,7 @@ PUBLISHED = {
 }
 
 
-def published(which: Published, spec: ImageSpec, data: str | None) -> Source:
+def published(which: Published, reader: Reader, data: str | None) -> Source:
     """Load a data set; `data` is the folder that contains its folder, or into which it is downloaded."""
     from torchvision import datasets
 
@@ -45,8 +43,8 @@ def published(which: Published, spec: ImageSpec, data: str | None) -> Source:
             # Downloads only what is missing or incomplete.
             part = getattr(datasets, which.name)(root, train=train, download=True)
         labels = labels or tuple(part.classes)
-        pixels = np.stack([to_pixels(Image.fromarray(np.asarray(image)), spec) for image in part.data])
-        parts.append(Images(pixels, np.array(labels)[np.asarray(part.targets)]))
+        originals = array_originals(which.name, part.data)
+        parts.append(reader.read(originals, np.array(labels)[np.asarray(part.targets)].tolist()).images)
     return Source(parts[0], parts[1], labels)
 
 
@@ -73,7 +71,7 @@ TINY_IMAGENET_LISTS = ("wnids.txt", "words.txt", "val/val_annotations.txt")
 """If one of these is missing, unpacking was interrupted."""
 
 
-def tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
+def tiny_imagenet(reader: Reader, data: str | None) -> Source:
     """Tiny-ImageNet as published; its validation images are used for testing, since its test images have no labels.
 
     `data` is its folder, or the folder that contains it or into which it is downloaded.
@@ -88,7 +86,7 @@ def tiny_imagenet(spec: ImageSpec, data: str | None) -> Source:
     names = _words(folder)
     train = [(file, name) for wnid, name in names.items() for file in entries(folder / "train" / wnid / "images")]
     test = _annotated(folder / "val", names)
-    return Source(_read_files(train, spec), _read_files(test, spec), tuple(names.values()))
+    return Source(_read_files(train, reader), _read_files(test, reader), tuple(names.values()))
 
 
 def _words(folder: Path) -> dict[str, str]:
@@ -121,15 +119,11 @@ def _lines(path: Path) -> dict[int, str]:
     return {number: line for number, line in enumerate(lines, start=1) if line.strip()}
 
 
-def _read_files(files: Sequence[tuple[Path, str]], spec: ImageSpec) -> Images:
-    """Read image files into one array that is allocated once."""
-    pixels = np.empty((len(files), *spec.shape), np.uint8)
-    for place, (file, _) in enumerate(files):
-        try:
-            pixels[place] = read_image(file, spec)
-        except (ImageError, OSError) as error:
-            raise DataError(f"{file}: {error}") from error
-    return Images(pixels, np.array([label for _, label in files]))
+def _read_files(files: Sequence[tuple[Path, str]], reader: Reader) -> Images:
+    read = reader.read([FileOriginal(file) for file, _ in files], [label for _, label in files])
+    for name, reason in read.unreadable:
+        raise DataError(f"{name}: {reason}")
+    return read.images
 
 
 OWN_NAMES = (*(which.folder.split("/")[0] for which in PUBLISHED.values()), TINY_IMAGENET, "wnids.txt")

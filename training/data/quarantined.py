@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
-from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
-from serving.bundle.pixels import ANY_SIZE, decode, to_pixels
+from serving.bundle.pixels import ANY_SIZE, open_image
 from serving.quarantine import configured_address
 from serving.quarantine.records import StoreError, UnavailableError, UnknownIdError
 from training.config import Lesson, RunConfig
 from training.data.images import DataError, Images, Source
+from training.data.reader import PixelReader, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,8 +127,10 @@ def choose_unknowns(
     return ready
 
 
-def load_unknowns(lesson: Lesson, config: RunConfig, given: Address | None = None) -> Source:
-    """The images of a lesson from its quarantine, decoded as the server decodes them.
+def load_unknowns(
+    lesson: Lesson, config: RunConfig, given: Address | None = None, encoder: Reader | None = None
+) -> Source:
+    """The images of a lesson from its quarantine, decoded as the server decodes them, and encoded by an encoder.
 
     The split into training, validation and test depends on their ids alone, so a deleted image moves no other one.
     """
@@ -137,8 +139,11 @@ def load_unknowns(lesson: Lesson, config: RunConfig, given: Address | None = Non
     for label, numbers in lesson.items.items():
         for part, chosen in zip(parts, _split(numbers, config), strict=True):
             part.extend((label, number) for number in chosen)
+    reader = encoder or PixelReader(config.preset.image)
     with address.opened() as store:
-        train, validation, test = (_read(store, part, config.preset.image) for part in parts)
+        shared = _OpenStore(store)
+        train, validation, test = (_read(address, shared, part, reader) for part in parts)
+        shared.store = None
     whole = sum(map(len, lesson.items.values()))
     if lost := whole - len(train) - len(validation) - len(test):
         log.warning("quarantine: %d of the %d images of %s no longer exist", lost, whole, ", ".join(lesson.labels))
@@ -163,19 +168,56 @@ def _split(numbers: Sequence[int], config: RunConfig) -> tuple[Sequence[int], Se
     return shuffled[tests + validations :], shuffled[tests : tests + validations], shuffled[:tests]
 
 
-def _read(store: Store, chosen: Iterable[tuple[str, int]], spec: ImageSpec) -> Images:
-    pixels, labels = [], []
-    for label, number in sorted(chosen):
+def _read(address: Address, store: _OpenStore, chosen: Iterable[tuple[str, int]], reader: Reader) -> Images:
+    ordered = sorted(chosen)
+    originals = [StoredOriginal(address, number, store) for _, number in ordered]
+    read = reader.read(originals, [label for label, _ in ordered])
+    for name, reason in read.unreadable:
+        if reason != GONE:
+            log.warning("skipped %s: %s", name, reason)
+    return read.images
+
+
+GONE = "it no longer exists"
+
+
+@dataclass
+class _OpenStore:
+    """A store that originals share while many of them are read; None afterwards."""
+
+    store: Store | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOriginal:
+    """An image of a quarantine."""
+
+    address: Address
+    number: int
+    shared: _OpenStore
+
+    @property
+    def name(self) -> str:
+        return f"image {self.number} of the quarantine"
+
+    def stamp(self) -> bytes | None:
+        return None  # numbers are used again if a database is created anew
+
+    def content(self) -> bytes:
+        if self.shared.store is not None:
+            return self._from(self.shared.store)
+        with self.address.opened() as store:
+            return self._from(store)
+
+    def image(self, content: bytes) -> Image.Image:
+        return open_image(content, ANY_SIZE)
+
+    def _from(self, store: Store) -> bytes:
         try:
-            pixels.append(to_pixels(decode(store.image(number), ANY_SIZE), spec))
+            return store.image(self.number)
         except UnavailableError:
             raise
         except UnknownIdError:
-            continue
-        except (ImageError, StoreError) as error:
-            log.warning("skipped image %d of the quarantine: %s", number, error)
-            continue
-        labels.append(label)
-    if not pixels:
-        return Images(np.empty((0, *spec.shape), np.uint8), np.empty(0, np.str_))
-    return Images(np.stack(pixels), np.array(labels))
+            raise FileNotFoundError(GONE) from None
+        except StoreError as error:
+            raise OSError(str(error)) from error

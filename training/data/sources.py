@@ -9,17 +9,26 @@ from training.config import Lesson, RunConfig
 from training.data.datasets import kind_of, load_source
 from training.data.images import DataError, Source, join
 from training.data.quarantined import QUARANTINE, Address, load_unknowns
+from training.data.reader import Reader
 
 
 class Sources:
     """Each source is read once, when it is first needed; a missing one is an error only for those who need it."""
 
-    def __init__(self, config: RunConfig, data: str | None = None, quarantine: Address | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        data: str | None = None,
+        quarantine: Address | None = None,
+        encoder: Reader | None = None,
+    ) -> None:
         """`data` replaces the folder of every lesson whose classes it has.
 
-        `quarantine` replaces that of the last lesson, and adds the password to others with the same address.
+        `quarantine` replaces that of the last lesson, and adds the password to others with the same address. `encoder`
+        is that of the run's trunk, if it has one.
         """
         self.config = config
+        self._encoder = encoder
         self._moved = data
         self._quarantine = quarantine
         self._read: dict[tuple[str, str | None, tuple[str, ...] | None], Source] = {}
@@ -38,6 +47,10 @@ class Sources:
             if set(lesson.labels) <= set(elsewhere.classes):
                 return elsewhere
         return self._once(lesson, self._load)
+
+    def read(self, name: str, data: str | None) -> Source:
+        """Another data set, read in the same way as the images of the run."""
+        return load_source(name, self.config.preset.image, data, self._encoder)
 
     def test_images(self) -> tuple[Source, list[str]]:
         """The test images of all lessons that are at hand, and the reasons why others are not."""
@@ -62,12 +75,12 @@ class Sources:
         return self._read[key]
 
     def _load(self, lesson: Lesson) -> Source:
-        return load_source(lesson.dataset, self.config.preset.image, lesson.data)
+        return self.read(lesson.dataset, lesson.data)
 
     def _load_unknowns(self, lesson: Lesson) -> Source:
         given = self._quarantine
         applies = given is not None and (lesson == self.config.lessons[-1] or lesson.data == given.public)
-        return load_unknowns(lesson, self.config, given if applies else None)
+        return load_unknowns(lesson, self.config, given if applies else None, self._encoder)
 
 
 def _joint(config: RunConfig, found: list[tuple[Lesson, Source]]) -> Source:

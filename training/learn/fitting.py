@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from training.config import system_title
 from training.host.device import choose_device, describe, prepare
 from training.host.distributed import barrier, is_main
+from training.learn.forecast import MEASURING
 from training.learn.learner import Learner
+from training.learn.pooled_learner import PooledLearner
 from training.measure.evaluation import evaluate, measure
 from training.plan import TrainingPlan
 from training.run import RunError, open_run
@@ -29,7 +31,10 @@ def fit_plan(
     # The other processes must have read the run before the main process changes it.
     barrier()
     tracking = Tracking(folder, config, trackers)
-    learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
+    if config.quick:
+        learner: Learner | PooledLearner = PooledLearner(folder, config, reporter)
+    else:
+        learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
     if plan.begun:
         learner.restore()
     if is_main():
@@ -41,8 +46,10 @@ def fit_plan(
     learner.learn(plan.sources)
     if not is_main():
         return
-    evaluation = evaluate(open_run(folder, device), plan.sources, device)
-    result = measure(evaluation)
+    with reporter.phase(MEASURING):
+        evaluation = evaluate(open_run(folder, device), plan.sources, device)
+        result = measure(evaluation)
+    reporter.end()
     with writing(folder / METRICS):
         write_json(folder / METRICS, result)
     tracking.measured(result)

@@ -29,9 +29,9 @@ from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
 
 COPIES, MANY_IMAGES = 4, 20_000
 """Slightly changed copies of each training image that detectors are fitted to: fewer if that makes MANY_IMAGES."""
-STRENGTHS = (0.5, 1.0, 1.5)
+STRENGTHS = (1.0, 1.5, 2.0)
 """How strongly copies may be changed: tried in this order until MOST_UNKNOWN is reached."""
-MOST_UNKNOWN = 0.15
+MOST_UNKNOWN = 0.2
 """The share of slightly changed validation images that the chosen strength may leave to be called unknown."""
 CHANGED_TIMES = 4
 """How often each validation image is changed to measure that share."""
@@ -86,8 +86,8 @@ def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentati
     of images that they were not fitted to.
 
     A detector of unchanged images alone calls an image unknown that is moved by a pixel. The copies are changed as
-    weakly as validation images allow: stronger ones could let unknown images pass. The stored measurements are of
-    unchanged images: of changed ones, they certainly would.
+    weakly as changed validation images allow: stronger ones could let unknown images pass. The stored measurements
+    are of unchanged images: of changed ones, they certainly would.
     """
     plain = _live_features(network, task, data.train)
     changed = _live_features(network, task, data.validation, [partial(slight_change, how=views)] * CHANGED_TIMES)

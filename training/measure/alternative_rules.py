@@ -122,18 +122,23 @@ class RuleFitter:
 
     def fit(self, rule: AlternativeRule) -> FittedRule:
         """Choose every setting that was left open, on validation images."""
+        self.run.need_network(f"decision rule {rule.name}")
         if rule.is_corrected and not self.run.correction_history:
             raise RunError("this run stores no images for the correction +c: learn one with --buffer")
         if rule.with_odin:
             return self._odin(rule)
         return self._tpl() if rule.tp == TPL else self._defined(rule)
 
+    @property
+    def _network(self) -> Network:
+        return self.run.need_network("this decision rule")
+
     @cached_property
     def validation(self) -> ValidationImages:
         return validation_images(self.run.config, self.sources)
 
     def _logits(self, pixels: NDArray[np.uint8]) -> Outputs:
-        return learned_logits(self.run.network, pixels, self.device)
+        return learned_logits(self._network, pixels, self.device)
 
     def _defined(self, rule: AlternativeRule) -> FittedRule:
         """One of the paper's definitions of TP."""
@@ -160,22 +165,22 @@ class RuleFitter:
         run = self.run
         if run.buffer is None:
             raise RunError("this run stores no images of other tasks, which TPL needs: learn one with --buffer")
-        outputs = LikelihoodRatioOutputs(run.network, run.buffer, run.rule.task_of_class, self.device)
-        decide = LikelihoodRatio.fit(run.network).with_memory(outputs(self.validation.pixels), run.rule)
+        outputs = LikelihoodRatioOutputs(self._network, run.buffer, run.rule.task_of_class, self.device)
+        decide = LikelihoodRatio.fit(self._network).with_memory(outputs(self.validation.pixels), run.rule)
         return FittedRule(outputs, decide, {"prediction": TPL})
 
     def _odin(self, rule: AlternativeRule) -> FittedRule:
-        run = self.run
+        run, network = self.run, self._network
         history = [[own.scale for own in then] for then in run.correction_history] if rule.is_corrected else []
         scales = history[-1] if history else []
         odin = rule.odin or self._choose_odin(scales)
 
         def outputs(pixels: NDArray[np.uint8]) -> Outputs:
             if history:
-                return odin_logits_then(run.network, pixels, odin, self.device, history)
-            return odin_logits(run.network, pixels, odin, self.device)
+                return odin_logits_then(network, pixels, odin, self.device, history)
+            return odin_logits(network, pixels, odin, self.device)
 
-        on_validation = odin_logits(run.network, self.validation.pixels, odin, self.device, scales)
+        on_validation = odin_logits(network, self.validation.pixels, odin, self.device, scales)
         predictor = TaskPredictor(ODIN).with_memory(on_validation, run.rule)
         settings = {"prediction": rule.name, "temperature": odin.temperature, "epsilon": odin.epsilon}
         return FittedRule(outputs, predictor, settings)
@@ -189,7 +194,7 @@ class RuleFitter:
         decide = TaskPredictor(ODIN)
         measured: dict[Odin, tuple[float, float]] = {}
         for temperature in TEMPERATURES:
-            grid = odin_grid(self.run.network, pixels, temperature, EPSILONS, self.device, scales)
+            grid = odin_grid(self._network, pixels, temperature, EPSILONS, self.device, scales)
             for epsilon, logits in zip(EPSILONS, grid, strict=True):
                 verdicts = decide({"logits": logits}, rule)
                 accuracy = float((verdicts.class_id == class_ids).mean())

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import Rule, Verdicts, judge
 from training.data.sources import Sources
-from training.learn.decisions import make_decider, offered_decisions
-from training.learn.measurements import Measurements
 from training.measure import metrics
 from training.measure.alternative_rules import TPL, AlternativeRule, RuleFitter
 from training.measure.evaluation import Evaluation
-from training.run import Run
+from training.run import Readings, Run
 
 BY_P_VALUE = "p-values"
 """Those of the decision that the run chose, extrapolated beyond 1 / n so that few tasks tie."""
@@ -50,12 +48,11 @@ def compare(evaluation: Evaluation, sources: Sources, device: torch.device) -> I
 
 
 def decision_rows(
-    run: Run, measurements: Sequence[Measurements], class_ids: NDArray[np.integer[Any]]
+    run: Run, measurements: Sequence[Readings], class_ids: NDArray[np.integer[Any]]
 ) -> Iterator[DecisionRow]:
     """From the measurements of every task for the known images, and for the unknown ones if there are any."""
-    for name in offered_decisions(run.network, run.corrections):
-        decider = make_decider(run.network, name, run.rule.alpha, run.corrections)
-        yield _row(name, run, [judge(decider.outputs(each), decider.rule) for each in measurements], class_ids)
+    for decider in run.offered():
+        yield _row(decider.name, run, [judge(decider.outputs(each), decider.rule) for each in measurements], class_ids)
     own = [judge(run.decider.outputs(each), run.rule) for each in measurements]
     yield _row(BY_P_VALUE, run, [by_p_value(verdicts, run.rule) for verdicts in own], class_ids)
 

@@ -72,7 +72,8 @@ class Diagnosis:
     bounds: tuple[BoundCheck, ...]
     task_confusions: tuple[Confusion, ...]
     class_confusions: tuple[Confusion, ...]
-    capacity: Capacity
+    capacity: Capacity | None
+    """None without a network."""
     after_each_task: tuple[metrics.Accuracies, ...]
 
     @property
@@ -107,7 +108,7 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         bounds=check_bounds(evaluation),
         task_confusions=confusions(evaluation.tasks, verdicts.task, [f"task {task}" for task in tasks]),
         class_confusions=confusions(evaluation.class_ids, verdicts.class_id, list(run.config.labels)),
-        capacity=capacity(run.network),
+        capacity=None if run.network is None else capacity(run.network),
         after_each_task=tuple(evaluation.over_time[1]),
     )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from serving.bundle.decision import FEATURES, decide
 from serving.bundle.errors import ImageError
 from serving.bundle.model import Model
-from serving.bundle.pixels import ANY_SIZE, decode, to_pixels
+from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
 from serving.quarantine.records import FoundGroup, Item, StoreError, UnavailableError
 from training.measure.grouping import cohesion, find_groups
 
@@ -80,7 +80,7 @@ def _answered_again(store: Store, items: Sequence[Item], model: Model) -> list[U
 
 def _pixels(store: Store, item: Item, model: Model) -> NDArray[np.uint8] | None:
     try:
-        return to_pixels(decode(store.image(item.id), ANY_SIZE), model.manifest.image)
+        return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
     except UnavailableError:
         raise
     except (ImageError, StoreError) as error:

@@ -10,21 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.parameter_counts import capacity_used, count_parameters
+from models.parameter_counts import capacity_used
 from serving.bundle.decision import Outputs, Verdicts, complete, judge
 from serving.bundle.run_verdict import RunVerdict
 from serving.bundle.terminal import log_to_terminal
 from training.config import RunConfig
-from training.data.datasets import load_source
 from training.data.images import Images, Source
+from training.data.opening import open_sources
 from training.data.sources import Sources
 from training.host.device import choose_device, prepare
-from training.learn.measurements import Measurements, all_measurements
 from training.measure import metrics, theory, verdict
 from training.measure.alternative_rules import AlternativeRule, RuleFitter, chosen_rule
 from training.measure.task_prediction import TaskPredictor
 from training.measure.theory import DetectorProbabilities
-from training.run import Run, open_run
+from training.run import Readings, Run, open_run
 
 SERVED = "served"
 """The name of the decision rule that servers use."""
@@ -59,8 +58,8 @@ class Evaluation:
     decide: metrics.DecisionFunction
     settings: dict[str, Any]
     """The decision rule that was used, and the numbers that were chosen for it."""
-    measurements: tuple[Measurements, ...] = ()
-    """Under the served rule only: those of every task for the known images, and for unknown ones if any."""
+    measurements: tuple[Readings, ...] = ()
+    """Under the served rule only: what decisions are computed from, for known images, and for unknown ones if any."""
 
     @property
     def is_served(self) -> bool:
@@ -120,9 +119,14 @@ class Evaluation:
     @cached_property
     def over_time(self) -> tuple[metrics.Matrix, list[metrics.Accuracies]]:
         """The accuracy on each task's images, and over all images, after each task was learned."""
-        every = metrics.stages(self.outputs, self.run.rule, self.class_ids, self.decide, self.unknown_outputs)
+        after = self._outputs_after if self.run.changes_with_tasks else None
+        every = metrics.stages(self.outputs, self.run.rule, self.class_ids, self.decide, self.unknown_outputs, after)
         matrix = metrics.accuracy_matrix(every)
         return matrix, metrics.after_each_task(every, matrix)
+
+    def _outputs_after(self, tasks: int) -> tuple[Outputs, Outputs]:
+        known, *unknown = (self.run.outputs_after(tasks, each) for each in self.measurements)
+        return known, unknown[0] if unknown else {name: values[:0] for name, values in known.items()}
 
     @cached_property
     def losses(self) -> theory.Losses:
@@ -151,11 +155,11 @@ def evaluate(
     # A large network takes minutes for many images.
     log.info("measuring on %d test images of learned classes and %d unknown ones ...", len(known), len(unknown))
     pixels = [images.pixels for images in (known, unknown) if len(images)]
-    measurements: tuple[Measurements, ...] = ()
+    measurements: tuple[Readings, ...] = ()
     decide: metrics.DecisionFunction = judge
     if rule is None:
         settings: dict[str, Any] = {"prediction": SERVED}
-        measurements = tuple(all_measurements(run.network, each, device) for each in pixels)
+        measurements = tuple(run.read(each, device) for each in pixels)
         outputs: list[Outputs] = [run.decider.outputs(each) for each in measurements]
     else:
         compute, decide, settings = RuleFitter(run, sources, device).fit(rule)
@@ -171,13 +175,14 @@ def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     device = prepare(choose_device())
     rule = chosen_rule(chosen)
     run = open_run(chosen.run, device, chosen.decision)
-    return evaluate(run, Sources(run.config, chosen.data), device, rule, chosen_unknown(chosen, run.config))
+    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights)
+    return evaluate(run, sources, device, rule, chosen_unknown(chosen, sources))
 
 
-def chosen_unknown(chosen: argparse.Namespace, config: RunConfig) -> Images | None:
+def chosen_unknown(chosen: argparse.Namespace, sources: Sources) -> Images | None:
     """The images that --unknown names, if the command has this option and it was given."""
     named: list[str] | None = getattr(chosen, "unknown", None)
-    return None if named is None else load_source(named[0], config.preset.image, named[1]).test
+    return None if named is None else sources.read(*named).test
 
 
 def measure(evaluation: Evaluation) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
         "decision": run.decider.name,
         **evaluation.settings,
         "preset": config.preset.name,
+        "trunk": config.trunk and config.trunk.name,
         "seed": config.seed,
         "wall_seconds": round(run.seconds, 1),
         "test_images": len(evaluation.known),
@@ -211,8 +217,8 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
             **{name: _rounded(getattr(losses, name).mean()) for name in ("wp", "tp", "cil")},
             "ood_per_task": [_rounded(value) for value in losses.ood.mean(axis=0)],
         },
-        "parameters": count_parameters(run.network, corrected=bool(run.corrections)),
-        "capacity_used": capacity_used(run.network),
+        "parameters": run.parameters(),
+        "capacity_used": None if run.network is None else capacity_used(run.network),
         "uneven_tasks": _uneven_tasks(run),
         "unknown": None,
     }
@@ -223,7 +229,12 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _uneven_tasks(run: Run) -> list[dict[str, Any]]:
-    """The tasks of which a class had many more training images than another, with the images of each class."""
+    """The tasks of which a class had many more training images than another, with the images of each class.
+
+    Pooled statistics have one covariance for all classes and do not mind.
+    """
+    if run.network is None:
+        return []
     found = []
     for task, labels in enumerate(run.config.tasks):
         detector = run.network.detector(task)

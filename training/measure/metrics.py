@@ -18,6 +18,8 @@ Matrix = list[list[float | None]]
 """None where a task has no test images."""
 DecisionFunction = Callable[[Outputs, Rule], Verdicts]
 """From the outputs of a network to verdicts: the served rule, or another one to compare it with."""
+OutputsAfter = Callable[[int], tuple[Outputs, Outputs]]
+"""The outputs for known and unknown images when so many tasks were learned."""
 
 CALIBRATION_BINS = 15
 
@@ -61,10 +63,10 @@ class Stage(NamedTuple):
 def first_tasks(outputs: Outputs, rule: Rule, count: int) -> tuple[Outputs, Rule]:
     """The outputs and the rule of the network when it had learned `count` tasks.
 
-    This is exact, not an estimate: learning a task changes no bit of the outputs of earlier tasks.
+    This is exact, not an estimate, if learning a task changes no bit of the outputs of earlier tasks.
     """
     end = rule.columns[count - 1].stop
-    earlier = Rule(score=rule.score, alpha=rule.alpha, tasks=rule.tasks[:count])
+    earlier = Rule(score=rule.score, alpha=rule.alpha, tasks=rule.tasks[:count], joint=rule.joint)
     return {name: values[:, :end] for name, values in outputs.items()}, earlier
 
 
@@ -84,15 +86,21 @@ def stages(
     class_ids: NDArray[np.integer],
     decide: DecisionFunction = judge,
     unknown_outputs: Outputs | None = None,
+    outputs_after: OutputsAfter | None = None,
 ) -> list[Stage]:
-    """The run as it was after each of its tasks."""
+    """The run as it was after each of its tasks.
+
+    The outputs of tasks that are frozen when they are learned are those of today, without the columns of later tasks.
+    Of a run whose statistics change with every task, `outputs_after` returns the outputs at that time.
+    """
     unknown = {name: values[:0] for name, values in outputs.items()} if unknown_outputs is None else unknown_outputs
     true_task = task_of(class_ids, rule)
     every = []
     for count in range(1, len(rule.tasks) + 1):
         seen = true_task < count
-        then, rule_then = first_tasks({name: values[seen] for name, values in outputs.items()}, rule, count)
-        accepted = decide(first_tasks(unknown, rule, count)[0], rule_then).known
+        known_then, unknown_then = (outputs, unknown) if outputs_after is None else outputs_after(count)
+        then, rule_then = first_tasks({name: values[seen] for name, values in known_then.items()}, rule, count)
+        accepted = decide(first_tasks(unknown_then, rule, count)[0], rule_then).known
         every.append(Stage(decide(then, rule_then), class_ids[seen], rule_then, accepted))
     return every
 

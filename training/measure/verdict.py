@@ -24,7 +24,8 @@ run's alpha count as well:
 - weak: anything between.
 
 Without images of classes that no task has, every task's images are unknown to the run without that task. Learning a
-task changes no output of the others, so that run is had by leaving out the task's columns.
+task changes no output of the others, so that run is had by leaving out the task's columns. With statistics that are
+pooled over all tasks this is not exact: the task's images have shaped the other columns too.
 """
 
 import math
@@ -168,7 +169,8 @@ def left_out(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Se
     found = []
     for task in tested.tolist():
         others = [other for other in range(len(rule.tasks)) if other != task]
-        rest = Rule(score=rule.score, alpha=rule.alpha, tasks=tuple(rule.tasks[other] for other in others))
+        tasks = tuple(rule.tasks[other] for other in others)
+        rest = Rule(score=rule.score, alpha=rule.alpha, tasks=tasks, joint=rule.joint)
         columns = rule.task_of_class != task
         verdicts = judge({name: values[:, columns] for name, values in outputs.items()}, rest)
         known, unknown = (Verdicts(*(values[rows] for values in verdicts)) for rows in (true != task, true == task))

@@ -13,10 +13,13 @@ from rich.text import Text
 from serving.bundle.run_verdict import PARTS
 from serving.bundle.terminal import escaped
 from training.config import system_title
+from training.show.whole_run import WholeRun
 
 QUIET_SECONDS = 60.0
 """Without a terminal, progress is printed after so many seconds without output."""
 GRADE_STYLES = {"good": "green", "weak": "yellow", "not working": "bold red", "not measured": "dim"}
+CLOCK_TIME = "%H:%M:%S"
+"""Lines of a log that is not a terminal begin with the time."""
 UNLIMITED = 10_000
 """Columns, to measure the full width of a table."""
 
@@ -28,11 +31,67 @@ class Reporter:
         self.console = Console(stderr=True)
         self._clock = clock
         self._printed = clock()
+        self._whole: WholeRun | None = None
 
     def print(self, text: str) -> None:
         # Neither wrapped nor formatted: the text may be a command to copy.
-        self.console.print(escaped(text), highlight=False, markup=False, soft_wrap=True)
+        stamped = text if self.console.is_terminal else f"{time.strftime(CLOCK_TIME)} {text}"
+        self.console.print(escaped(stamped), highlight=False, markup=False, soft_wrap=True)
         self._printed = self._clock()
+
+    def expect(self, phases: Mapping[str, float]) -> None:
+        """From now on one bar covers the whole run: how the name of each phase begins -> its estimated seconds."""
+        self._whole = WholeRun(self.console, phases)
+
+    def end(self) -> None:
+        """The run ends, or is stopped."""
+        if self._whole is not None:
+            self._whole.end()
+            self._whole = None
+
+    @contextmanager
+    def counter(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar of things that are done one after another; yields a function to call with how many were just done."""
+        if self._whole is not None:
+            yield self._part_of_run(self._whole, name, total)
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._printed = self._clock()
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=self.console) as progress:
+            progress.add_task(name, total=total)
+            (bar,) = progress.tasks
+
+            def advance(count: int) -> None:
+                progress.update(bar.id, advance=count)
+                is_quiet = self._clock() - self._printed >= QUIET_SECONDS
+                if is_quiet and not self.console.is_terminal and not bar.finished:
+                    left = "?" if bar.time_remaining is None else f"{bar.time_remaining:.0f}"
+                    self.print(f"{name} {bar.completed:.0f}/{total}, {bar.elapsed or 0:.0f} s, about {left} s left")
+
+            yield advance
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A part of the whole run, if that was estimated."""
+        if self._whole is None:
+            yield
+            return
+        seconds = self._whole.begin(name)
+        yield
+        self._whole.advance(seconds, name)
+
+    def _part_of_run(self, whole: WholeRun, name: str, total: int) -> Callable[[int], None]:
+        seconds, done = whole.begin(name), 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            text = f"{name} {done}/{total}" if total > 1 else name
+            whole.advance(seconds * count / max(total, 1), text)
+            if self._clock() - self._printed >= QUIET_SECONDS and not self.console.is_terminal:
+                self.print(f"{text}, {whole.summary()}")
+
+        return advance
 
     @contextmanager
     def bar(self, name: str, done: int, total: int) -> Iterator[Callable[[float], None]]:
@@ -99,7 +158,8 @@ def print_summary(result: Mapping[str, Any]) -> None:
     table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
     table.add_row("ECE", _percent(result["ece"]), "mean difference of confidence and accuracy, CIL")
     counts = result["parameters"]
-    own = f"at inference; task 0 alone has {counts['per_task'][0]:,} of them"
+    trunk = f" behind {result['trunk']}" if result.get("trunk") else ""
+    own = f"at inference{trunk}; task 0 alone has {counts['per_task'][0]:,} of them"
     table.add_row("parameters", f"{counts['inference']:,}", own)
     table.add_section()
     table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")

@@ -19,6 +19,7 @@ from training.show import plots
 from training.show.console import numbers, over_time_table, shown
 
 MOST_PAIRS = 8
+NO_CAPACITY = "capacity: not available, because this run has statistics only and no network that could fill up"
 FIXED_WIDTH, TASK_WIDTH = 50, 6
 """Characters that the table of layers needs without tasks, and per task."""
 
@@ -34,6 +35,9 @@ def print_tables(evaluation: Evaluation, found: Diagnosis) -> None:
     _note(console, "holds: images within the bound; useful: images whose bound is below the loss of guessing")
     console.print(_confusions_table("confused tasks", found.task_confusions))
     console.print(_confusions_table("confused classes", found.class_confusions))
+    if found.capacity is None:
+        _note(console, NO_CAPACITY)
+        return
     console.print(_capacity_table(found.capacity, console.width))
     if found.capacity.frozen_weights is not None:
         frozen = shown(found.capacity.frozen_weights, 1, 100)
@@ -112,7 +116,7 @@ def save_plot(path: Path, evaluation: Evaluation, found: Diagnosis) -> None:
         plots.losses_per_task(found),
         plots.confusion(between, names, "Tasks confused"),
         plots.theorems(found.bounds),
-        plots.first_use(found.capacity),
+        *(() if found.capacity is None else (plots.first_use(found.capacity),)),
     )
     plots.save_picture(path, draws, columns=2)
 

@@ -16,8 +16,10 @@ from sklearn.metrics import roc_curve
 
 from serving.bundle.atomic import replace_file
 from serving.bundle.decision import threshold
+from serving.bundle.manifest import ImageSpec
 from serving.bundle.run_verdict import PARTS
 from training.data.images import Images, picture
+from training.data.reread import reread
 from training.measure.comparison import decision_rows
 from training.measure.diagnosis import confusion_matrix, diagnose
 from training.measure.evaluation import Evaluation
@@ -28,6 +30,8 @@ from training.store.history import PHASES, History
 PAGE = "report.html"
 MOST_MISTAKES = 12
 LARGEST_SIDE = 96
+THUMBNAIL = ImageSpec(height=LARGEST_SIDE, width=LARGEST_SIDE, mode="RGB")
+"""The size in which photos are shown, of which a run holds only encoded vectors."""
 
 
 def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> Path:
@@ -35,7 +39,8 @@ def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> 
     history = History(folder)
     epochs, run, served = history.epochs, evaluation.run, evaluation.is_served
     found = diagnose(evaluation)
-    tall = 1.6 + 0.19 * len(found.capacity.layers)
+    capacity = found.capacity
+    tall = 1.6 + 0.19 * (len(capacity.layers) if capacity else 0)
     page = _template().render(
         title=run.title + ("" if served else f", decided by {result['prediction']}"),
         result=result,
@@ -45,8 +50,8 @@ def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> 
         # Only the served rule has the measurements that all decisions need.
         decisions=list(decision_rows(run, evaluation.measurements, evaluation.class_ids)) if served else [],
         pictures=dict(_pictures(evaluation, result)),
-        first_use=_svg("first_use", plots.first_use(found.capacity), tall),
-        usage=_svg("usage", plots.usage(found.capacity), tall),
+        first_use=_svg("first_use", plots.first_use(capacity), tall) if capacity else "",
+        usage=_svg("usage", plots.usage(capacity), tall) if capacity else "",
         losses=_svg("losses", plots.losses_per_task(found)),
         theorems=_svg("theorems", plots.theorems(found.bounds)),
         curves=[_svg(phase, plots.curves(epochs, phase)) for phase in PHASES if phase in {e.phase for e in epochs}],
@@ -126,14 +131,20 @@ def _kind(
     places = chosen.nonzero()[0]
     first = places[order[places].argsort(kind="stable")][:MOST_MISTAKES]
     shown = [
-        {"picture": _data_url(images.pixels[place]), "true": str(images.labels[place]), "answer": answers[place]}
+        {
+            "picture": _data_url(images.at(np.array([place]))),
+            "true": str(images.labels[place]),
+            "answer": answers[place],
+        }
         for place in first
     ]
     return {"title": title, "count": len(places), "shown": shown}
 
 
-def _data_url(pixels: NDArray[np.uint8]) -> str:
-    small = picture(pixels)
+def _data_url(image: Images) -> str:
+    """A single image; a grey square if its file is gone."""
+    pixels, _ = reread(image, THUMBNAIL)
+    small = picture(pixels[0] if len(pixels) else np.full(THUMBNAIL.shape, 128, np.uint8))
     small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     content = io.BytesIO()
     small.save(content, "PNG")

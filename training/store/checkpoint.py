@@ -5,13 +5,16 @@ It is replaced atomically and the previous one is kept: a run that is killed at 
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -26,7 +29,7 @@ from training.learn.correction import Correction
 
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
 METRICS = "metrics.json"
-NETWORK, OPTIMIZER, BUFFER = "network.", "optimizer.", "buffer."
+NETWORK, OPTIMIZER, BUFFER, POOLED = "network.", "optimizer.", "buffer.", "pooled."
 FORMAT = 4
 """The version of the checkpoint's format. Version 1 carried no number."""
 _LEARN_AGAIN = "learn again with `openworld fit --out` and another folder"
@@ -76,13 +79,15 @@ def read_config(folder: Path) -> RunConfig:
 
 def save(
     folder: Path,
-    network: Network,
+    network: Network | None,
     optimizer: torch.optim.Optimizer | None,
     progress: Progress,
     buffer: Buffer | None = None,
+    pooled: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write the checkpoint; the previous one is kept beside it."""
-    tensors = {NETWORK + name: value for name, value in network.state_dict().items()}
+    """Write the checkpoint; the previous one is kept beside it. `pooled` are the arrays of pooled statistics."""
+    tensors = {} if network is None else {NETWORK + name: value for name, value in network.state_dict().items()}
+    tensors |= {POOLED + name: torch.from_numpy(np.array(value)) for name, value in (pooled or {}).items()}
     if optimizer is not None:
         for number, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
@@ -113,7 +118,7 @@ class Checkpoint:
         # The learner adds a task that has not begun, from that task's own seed.
         begun = progress.phase == "head" or progress.epoch > 0
         if progress.task + begun > len(classes):
-            raise self._misfit(f"{progress.task + begun} tasks; {CONFIG} has {len(classes)}")
+            raise self.misfit(f"{progress.task + begun} tasks; {CONFIG} has {len(classes)}")
         for task in range(progress.task + begun):
             network.add_task(classes[task])
             if task < progress.task + (progress.phase == "head"):
@@ -125,15 +130,21 @@ class Checkpoint:
             network.load_learned(state)
         except RuntimeError as error:
             # The first line is a title; each other line is one difference, which may list many names.
-            raise self._misfit(shorten("".join(str(error).splitlines()[1:2]) or str(error), 200)) from None
+            raise self.misfit(shorten("".join(str(error).splitlines()[1:2]) or str(error), 200)) from None
 
     def buffer(self) -> Buffer | None:
         pixels, class_ids = (self.tensors.get(BUFFER + name) for name in ("pixels", "class_ids"))
         if pixels is None and class_ids is None:
             return None
         if pixels is None or class_ids is None or len(pixels) != len(class_ids):
-            raise self._misfit(f"{BUFFER}pixels and {BUFFER}class_ids do not belong together")
+            raise self.misfit(f"{BUFFER}pixels and {BUFFER}class_ids do not belong together")
         return Buffer(pixels, class_ids)
+
+    def pooled(self) -> dict[str, NDArray[Any]]:
+        """The arrays of pooled statistics; none before the first task, or in a run without a trunk."""
+        return {
+            name.removeprefix(POOLED): value.numpy() for name, value in self.tensors.items() if name.startswith(POOLED)
+        }
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         state: dict[int, dict[str, Tensor]] = {}
@@ -146,10 +157,11 @@ class Checkpoint:
         for place, values in state.items():
             shapes = [parameters[place].shape] if place < len(parameters) else []
             if values.keys() != expected or any(v.ndim and v.shape not in shapes for v in values.values()):
-                raise self._misfit(f"the tensors {OPTIMIZER}{place} are not those of a parameter")
+                raise self.misfit(f"the tensors {OPTIMIZER}{place} are not those of a parameter")
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
-    def _misfit(self, problem: str) -> RunError:
+    def misfit(self, problem: str) -> RunError:
+        """The error for content that does not fit the configuration of the run."""
         has_older = self.path.name == CURRENT and self.path.with_name(PREVIOUS).exists()
         older = f"move it away to continue from {PREVIOUS}, " if has_older else ""
         return RunError(

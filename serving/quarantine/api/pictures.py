@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import NamedTuple
 
-from serving.bundle.pixels import ANY_SIZE, decode, format_of, plain
+from serving.bundle.pixels import ANY_SIZE, format_of, open_image, plain
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "BMP": "image/bmp"}
 SIDE, SMALL = 256, 64 * 1024
@@ -24,10 +24,10 @@ def picture(content: bytes) -> Picture:
 
 def thumbnail(content: bytes) -> Picture:
     """An image of at most SIDE x SIDE pixels; small images are returned unchanged."""
-    image = decode(content, ANY_SIZE)
+    image = open_image(content, ANY_SIZE)
     if len(content) <= SMALL and max(image.size) <= SIDE:
         return picture(content)
-    upright = plain(image, "RGB")
+    upright = plain(image, "RGB", (SIDE, SIDE))
     upright.thumbnail((SIDE, SIDE))
     stored = io.BytesIO()
     upright.save(stored, "JPEG", quality=85)

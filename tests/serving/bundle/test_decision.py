@@ -234,3 +234,39 @@ def _known(tasks: list[tuple[TaskRule, list[list[float]]]], image: int, alpha: f
     distances = np.array([[value for _, outputs in tasks for value in outputs[image]]])
     rule = Rule(alpha=alpha, tasks=tuple(task for task, _ in tasks))
     return bool(judge({"logits": np.zeros_like(distances), "distances": distances}, rule).known[0])
+
+
+# ---- one classifier over the classes of all tasks
+
+JOINT = RULE.model_copy(update={"joint": True})
+
+
+def test_a_joint_posterior_by_hand() -> None:
+    outputs = complete(
+        {"logits": np.log([[1.0, 2.0, 3.0, 4.0]]), "distances": np.array([[5.0, -3.0, 1.0, 2.0]])}, JOINT
+    )
+    assert outputs["probability"][0] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert outputs["p_task"][0] == pytest.approx([0.3, 0.7])
+    assert outputs["p_within_task"][0] == pytest.approx([1 / 3, 2 / 3, 3 / 7, 4 / 7])
+    # The nearest class of each task, as with any other rule: the posterior chooses the class, distances judge it.
+    assert outputs["scores"][0].tolist() == [-3.0, 1.0]
+    verdicts = decide(outputs, JOINT)
+    assert (verdicts.class_id[0], verdicts.task[0], verdicts.known[0]) == (3, 1, True)
+    assert decide(outputs, JOINT, given_task=0).class_id[0] == 1
+
+
+@given(st.lists(st.floats(-300, 300), min_size=4, max_size=4))
+def test_a_joint_posterior_is_the_product_of_its_parts(logits: list[float]) -> None:
+    outputs = complete({"logits": np.array([logits]), "distances": np.zeros((1, 4))}, JOINT)
+    product = outputs["p_within_task"] * outputs["p_task"][:, JOINT.task_of_class]
+    assert product == pytest.approx(outputs["probability"], abs=1e-12)
+    assert outputs["probability"].sum() == pytest.approx(1)
+    verdicts = judge({"logits": np.array([logits]), "distances": np.zeros((1, 4))}, JOINT)
+    # Of logits that differ by less than rounding, either is the largest.
+    assert logits[verdicts.class_id[0]] == pytest.approx(max(logits), abs=1e-9)
+
+
+def test_a_rule_from_before_joint_posteriors_reads_as_one_without() -> None:
+    stored = RULE.model_dump()
+    del stored["joint"]
+    assert Rule.model_validate(stored) == RULE

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from starlette.responses import PlainTextResponse
 
 from serving import errors
+from serving.bundle import run_verdict
 from serving.http import schemas
 from serving.http.app import ROUTERS, make_app
 from serving.http.openapi import document
@@ -20,7 +21,7 @@ from serving.settings import Settings
 PREDICTIONS = ("/predict", "/predict_many")
 MODELS = {
     name: model
-    for module in (schemas, quarantine_schemas)
+    for module in (schemas, quarantine_schemas, run_verdict)
     for name, model in vars(module).items()
     if isinstance(model, type) and issubclass(model, BaseModel)
 }

@@ -308,7 +308,7 @@ def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytes
             decoding.release()
         return to_pixels(image, spec)
 
-    monkeypatch.setattr("serving.inference.queue.LARGE_PIXELS", 64)
+    monkeypatch.setattr("serving.inference.job.LARGE", 64)
     monkeypatch.setattr("serving.inference.job.to_pixels", slow)
 
     async def body(queue: InferenceQueue) -> None:

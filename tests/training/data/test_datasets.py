@@ -17,6 +17,7 @@ from training.data import class_folders
 from training.data.class_folders import read_folder
 from training.data.datasets import kind_of, load_source
 from training.data.images import DataError, Images
+from training.data.reader import PixelReader
 from training.data.sources import Sources
 from training.measure.evaluation import known_and_unknown
 
@@ -112,7 +113,7 @@ def test_a_corrupt_file_is_named_and_skipped(tmp_path: Path, caplog: pytest.LogC
     for path, content in broken.items():
         path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        images = read_folder(tmp_path, SPEC)
+        images = read_folder(tmp_path, PixelReader(SPEC)).images
     assert images.labels.tolist() == ["blue", "red", "red"]
     assert images.pixels[:, 4, 4].tolist() == [list(COLOURS[label]) for label in images.labels]
     for path in broken:
@@ -140,7 +141,7 @@ def test_a_damaged_file_of_any_kind_never_stops_the_reading(
     Image.fromarray(noise).save(content, kind)
     path = tmp_path / "red" / f"damaged.{kind.lower()}"
     path.write_bytes(BROKEN[how](content.getvalue()))
-    images = read_folder(tmp_path, SPEC)
+    images = read_folder(tmp_path, PixelReader(SPEC)).images
     # Some decoders accept damaged pixels; a file that no decoder can read is reported.
     assert len(images) == 3 or (len(images) == 2 and f"skipped {path}: " in caplog.text)
     if how in ("empty", "only its first bytes"):
@@ -154,7 +155,7 @@ def test_files_that_are_no_images_are_named_whatever_they_are_called(
     for name, content in {"notes.txt": b"text", "movie.gif": b"GIF89a", "photo.png": b"%PDF-1.7"}.items():
         (tmp_path / "red" / name).write_bytes(content)
     (tmp_path / "red" / "more").mkdir()
-    assert len(read_folder(tmp_path, SPEC)) == 1
+    assert len(read_folder(tmp_path, PixelReader(SPEC)).images) == 1
     for name in ("notes.txt", "movie.gif", "photo.png"):
         assert f"skipped {tmp_path / 'red' / name}: " in caplog.text
     assert "3 files skipped, 1 images read" in caplog.text
@@ -168,7 +169,7 @@ def test_entries_that_are_not_read_as_images_are_reported(tmp_path: Path, caplog
     (tmp_path / "broken" / "x.png").write_bytes(b"no image")
     for link in (tmp_path / "gone", tmp_path / "red" / "gone.png"):
         link.symlink_to(tmp_path / "unplugged")
-    assert read_folder(tmp_path, SPEC).labels.tolist() == ["red"]
+    assert read_folder(tmp_path, PixelReader(SPEC)).images.labels.tolist() == ["red"]
     messages = [record.getMessage() for record in caplog.records]
     for name in ("nested", "empty", "broken"):
         assert f"{tmp_path / name}: no readable image, so class {name!r} is left out" in messages
@@ -184,10 +185,10 @@ def test_a_large_folder_is_announced(
     monkeypatch.setattr(class_folders, "MANY", 4)
     write_images(tmp_path, {"red": 2, "blue": 1})
     with caplog.at_level(logging.INFO):
-        read_folder(tmp_path, SPEC)
+        read_folder(tmp_path, PixelReader(SPEC))
         assert caplog.text == ""
         write_images(tmp_path, {"blue": 2})
-        read_folder(tmp_path, SPEC)
+        read_folder(tmp_path, PixelReader(SPEC))
     assert f"reading 4 files of 2 classes in {tmp_path} ..." in caplog.text
 
 
@@ -242,7 +243,7 @@ def test_hidden_files_and_folders_are_no_images(tmp_path: Path, caplog: pytest.L
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "x.png").write_bytes(b"?")
     (tmp_path / "README.txt").write_text("not a class")
-    assert read_folder(tmp_path, SPEC).labels.tolist() == ["red"]
+    assert read_folder(tmp_path, PixelReader(SPEC)).images.labels.tolist() == ["red"]
     assert caplog.text == ""
 
 
@@ -297,10 +298,10 @@ def test_the_only_image_of_a_class_is_tested_on(tmp_path: Path) -> None:
 
 def test_a_photograph_larger_than_the_server_takes_is_learned_from(tmp_path: Path) -> None:
     write_images(tmp_path, {"red": 1})
-    # 17 megapixels of one byte each: too many pixels and too many bytes for a request.
-    Image.new("L", (4250, 4000)).save(tmp_path / "red" / "photo.bmp")
+    # 51 megapixels of one byte each: too many pixels and too many bytes for a request.
+    Image.new("L", (7200, 7100)).save(tmp_path / "red" / "photo.bmp")
     assert (tmp_path / "red" / "photo.bmp").stat().st_size > LIMITS.size
-    assert len(read_folder(tmp_path, SPEC)) == 2
+    assert len(read_folder(tmp_path, PixelReader(SPEC)).images) == 2
 
 
 @pytest.mark.parametrize("inside", ["", "train"])

@@ -174,7 +174,7 @@ def test_the_rule_has_the_scores_of_a_tasks_own_images(learned: tuple[Network, T
     assert rule.own_scores == tuple(sorted(set(scores.tolist())))
 
 
-@pytest.mark.parametrize(("shares", "chosen"), [([0.1], 0.5), ([0.3, 0.15], 1.0), ([0.9, 0.8, 0.7], 1.5)])
+@pytest.mark.parametrize(("shares", "chosen"), [([0.1], 1.0), ([0.3, 0.2], 1.5), ([0.9, 0.8, 0.7], 2.0)])
 def test_copies_are_changed_as_weakly_as_validation_images_allow(
     learned: tuple[Network, TaskData], monkeypatch: pytest.MonkeyPatch, shares: list[float], chosen: float
 ) -> None:

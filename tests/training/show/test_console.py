@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from serving.bundle.run_verdict import PARTS, not_measured
 from tests.helpers import use_tiny_preset
 from training import fit
 from training.show.console import QUIET_SECONDS, Reporter, print_summary
+from training.store.checkpoint import METRICS
 
 
 class Clock:
@@ -38,7 +42,9 @@ def lines_of_a_phase(capsys: pytest.CaptureFixture[str], seconds: list[float], *
 
 def test_without_a_terminal_a_long_phase_prints_a_line_about_every_minute(capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of_a_phase(capsys, [QUIET_SECONDS / 2] * 5)
-    assert lines == ["task 0 (a, b): features 2/5 loss 1.000", "task 0 (a, b): features 4/5 loss -1.000"]
+    times, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    assert texts == ("task 0 (a, b): features 2/5 loss 1.000", "task 0 (a, b): features 4/5 loss -1.000")
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d", each) for each in times)
 
 
 def test_a_short_phase_prints_nothing_before_its_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +90,7 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
         {
             **accuracies,
             **dict.fromkeys(("average_incremental_accuracy", "ece", "accepted_known", "task_auroc"), 0.5),
+            "verdict": not_measured("no images").model_dump(),
             "method": "hat",
             "loss": "csi",
             "preset": "digits",
@@ -99,3 +106,43 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
     assert ("12.5" in printed) is shown
     assert ("each of the 20 tasks after each of them: see report.html" in printed) is not shown
     assert "…" not in printed
+
+
+def test_the_verdict_is_printed_with_its_numbers_and_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    use_tiny_preset(monkeypatch)
+    assert fit.main(["--out", str(tmp_path)]) == 0
+    verdict = json.loads((tmp_path / METRICS).read_text())["verdict"]
+    printed = capsys.readouterr().out
+    for name, title in PARTS.items():
+        (row,) = [line for line in printed.splitlines() if title in line]
+        assert verdict[name]["grade"] in row
+        assert verdict[name]["numbers"] in row
+        assert verdict[name]["advice"] in printed
+    assert "TP" in verdict["tp"]["numbers"]
+
+
+def test_one_bar_covers_a_run_that_was_estimated(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    reporter = Reporter(clock)
+    reporter.expect({"encoding": 30.0, "task 0": 50.0, "task 1": 20.0})
+    with reporter.counter("encoding with a trunk", 4) as advance:
+        advance(2)
+        clock.now += QUIET_SECONDS
+        advance(1)
+    with reporter.phase("task 0 (a, b): statistics"):
+        pass
+    with reporter.phase("a phase that was not estimated"):
+        clock.now += QUIET_SECONDS
+    with reporter.counter("task 1 (c, d): statistics", 1) as advance:
+        advance(1)
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines() if "of the run, " in line]
+    # Three quarters of 30 of 100 seconds; then these, the first task, and the second.
+    assert [line.partition(" of the run")[0] for line in lines] == [
+        "encoding with a trunk 3/4, 22 %",
+        "task 1 (c, d): statistics, 92 %",
+    ]
+    reporter.end()
+    reporter.end()

@@ -1,0 +1,44 @@
+"""What must not change, and what may change by how much, when a bundle with pooled statistics learns another task."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.graph.evidence import Evidence
+from export.graph.notes import note
+from serving.bundle.decision import judge
+from serving.bundle.layout import TRUNK
+from serving.bundle.manifest import Bundle
+from serving.bundle.model import load_pooled
+
+Answers = NDArray[np.integer]
+NOTHING: Answers = np.empty((2, 0), int)
+
+
+def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[str | None, Answers]:
+    """What a bundle that adds tasks to another one would break, or None if it remembers; and the class ids [2, n] that
+    both answer for the photos of earlier tasks.
+
+    The trunk and the detectors of earlier tasks must be the same byte for byte, so that what was known stays known. The
+    classifier is made of sums over all tasks and changes with every task by design: how many photos of earlier tasks
+    get another label is counted and printed, and the caller judges how many an earlier class may lose.
+    """
+    old, new = before.manifest, after.manifest
+    for name in (TRUNK, *(part for task in old.tasks for part in task.parts)):
+        if old.files.get(name) != new.files.get(name):
+            return f"{name} differs from version {old.version}", NOTHING
+    earlier = evidence.tasks < len(old.tasks)
+    if evidence.encoded is None or not earlier.any():
+        note("no photo of an earlier task is at hand: whether they are still known was not compared")
+        return None, NOTHING
+    vectors = evidence.encoded[earlier]
+    then, now = (judge(load_pooled(bundle).outputs(vectors), bundle.rule) for bundle in (before, after))
+    lost, images = int((then.known & ~now.known).sum()), len(vectors)
+    moved = int((then.class_id != now.class_id).sum())
+    note(
+        f"pooled statistics change with every task: of {images} photos of earlier tasks, {int(then.known.sum())} were "
+        f"known and {int(now.known.sum())} are, {moved} get another label"
+    )
+    forgot = f"{lost} of {int(then.known.sum())} known photos would be called unknown; allowed: 0" if lost else None
+    return forgot, np.stack([then.class_id, now.class_id])

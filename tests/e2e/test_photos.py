@@ -1,0 +1,315 @@
+"""Photos with the real weights of the default trunk: from a folder to an answer of a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from export.__main__ import main as export
+from export.checks import photo_evidence
+from export.loop import main as learn_unknowns
+from export.publish import main as publish
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, decide
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import POOLED, TRUNK
+from serving.bundle.manifest import load_bundle
+from serving.bundle.model import Model
+from serving.bundle.pixels import decode, to_pixels
+from serving.quarantine.records import Arrival
+from serving.quarantine.store import Store
+from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
+from tests.helpers_photos import photo, write_photos
+from tests.helpers_serving import PATIENCE, ROOT, reseal, saved, serving
+from training import fit
+from training.data import encoder
+from training.data.cache import FOLDER_VARIABLE
+from training.discover import main as discover
+from training.evaluate import main as evaluate
+from training.learn import pooled_learner
+from training.store.checkpoint import read_config
+
+TASKS = "disc,stripes; checks,triangle"
+COUNTS = {"disc": 24, "stripes": 24, "checks": 24, "triangle": 24, "ring": 8, "dots": 30}
+
+
+class Line(NamedTuple):
+    """A folder of photos, a quick run of four of its six classes, and its bundle."""
+
+    photos: Path
+    run: Path
+    bundle: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        # Every photo that an export verifies is decoded and encoded again.
+        patch.setattr(photo_evidence, "MOST_PHOTOS", 24)
+        yield
+
+
+@pytest.fixture(scope="module")
+def line(own_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    place = tmp_path_factory.mktemp("photos")
+    photos = write_photos(place / "photos", **COUNTS)
+    assert fit.main(["--data", str(photos), "--tasks", TASKS, "--quick", "--out", str(place / "run")]) == 0
+    assert export([str(place / "run"), "--out", str(place / "bundle")]) == 0
+    return Line(photos, place / "run", place / "bundle")
+
+
+def pixels_of(line: Line, *photos: str) -> Any:
+    spec = load_bundle(line.bundle).manifest.image
+    return np.stack([to_pixels(decode((line.photos / name).read_bytes()), spec) for name in photos])
+
+
+def test_photos_get_a_trunk_by_default_and_are_told_apart(line: Line) -> None:
+    config = read_config(line.run)
+    assert (config.preset.name, config.method, config.quick) == ("photos", "pooled", True)
+    assert config.trunk is not None
+    assert (config.trunk.name, config.trunk.size) == ("efficientnet-lite0", 224)
+    found = json.loads((line.run / "metrics.json").read_text())
+    assert found["cil_accuracy"] >= 0.9
+    assert found["unknown"]["auroc"] >= 0.9
+    assert found["accepted_known"] >= 0.6
+    assert (found["decision"], found["trunk"]) == ("pooled", "efficientnet-lite0")
+
+
+def test_a_bundle_holds_the_trunk_once_and_little_else(line: Line) -> None:
+    bundle = load_bundle(line.bundle)
+    bundle.check()
+    sizes = {path.name: path.stat().st_size for path in line.bundle.iterdir()}
+    assert {*sizes} == {"manifest.json", "rule.json", "golden.npz", TRUNK, POOLED, "task0.npz", "task1.npz"}
+    assert sum(sizes.values()) - sizes[TRUNK] <= 1.5e6 * len(bundle.manifest.tasks)
+    config = read_config(line.run)
+    assert bundle.manifest.trunk is not None
+    assert config.trunk is not None
+    assert bundle.manifest.trunk.sha256 == config.trunk.sha256
+    assert bundle.rule.joint
+
+
+def test_an_answer_does_not_depend_on_the_rest_of_its_batch(line: Line) -> None:
+    model = Model.load(line.bundle, provider="cpu")
+    pixels = pixels_of(line, *(f"{label}/00{number}.jpg" for label in ("disc", "dots") for number in range(4)))[:7]
+    together = model.run(pixels, features=True)
+    assert {*together} == {*OUTPUT_NAMES, FEATURES}
+    assert together[FEATURES].shape == (7, model.manifest.trunk.dim)  # type: ignore[union-attr]
+    for row in range(len(pixels)):
+        alone = model.run(pixels[row : row + 1], features=True)
+        for name, values in alone.items():
+            assert np.array_equal(values[0], together[name][row]), name
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "onnx", "safetensors", "models", "training"), None))
+from serving.predict import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_needs_neither_torch_nor_onnx_and_gives_the_same_answer(line: Line, tmp_path: Path) -> None:
+    known, unknown = line.photos / "disc" / "003.jpg", line.photos / "dots" / "003.jpg"
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(line.bundle), str(known), str(unknown)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    predicted = [json.loads(each) for each in done.stdout.splitlines()]
+    assert [each["label"] for each in predicted] == ["disc", "unknown"]
+    with serving(tmp_path / "home", line.bundle) as server:
+        for file, wanted in zip((known, unknown), predicted, strict=True):
+            answer = httpx.post(f"{server.url}/predict", files={"image": file.read_bytes()}, timeout=PATIENCE).json()
+            assert answer == {name: value for name, value in wanted.items() if name != "file"}
+
+
+def test_a_photo_of_another_format_and_size_is_answered_alike(line: Line) -> None:
+    spec = load_bundle(line.bundle).manifest.image
+    large = photo("stripes", 77).resize((1200, 960))
+    model = Model.load(line.bundle, provider="cpu")
+    for kind in ("PNG", "WEBP", "JPEG"):
+        verdicts = model.predict(to_pixels(decode(saved(large, kind)), spec)[None])
+        assert model.manifest.labels[verdicts.class_id[0]] == "stripes"
+
+
+# ---- more tasks
+
+
+@pytest.fixture(scope="module")
+def grown(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run with one more task, from a folder that has no photo of the others."""
+    place = tmp_path_factory.mktemp("grown")
+    run = Path(shutil.copytree(line.run, place / "run"))
+    shutil.copytree(line.photos / "dots", place / "new" / "dots")
+    assert fit.add_task([str(run), "dots", "--data", str(place / "new")]) == 0
+    return run
+
+
+def test_a_run_that_dies_while_it_encodes_or_learns_ends_the_same(
+    line: Line, grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is also the same to the bit as a run that was taught its last task later."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    words = ["--data", str(line.photos), "--tasks", f"{TASKS}; dots", "--quick", "--out", str(run)]
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at_call(patch, encoder.Records, "append", 9)
+        assert fit.main(words) == 2
+    assert not run.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at_call(patch, pooled_learner, "save", 3)
+        assert fit.main(words) == 2
+    assert fit.main(["--out", str(run), "--resume"]) == 0
+    assert_same_tensors(run_tensors(run), run_tensors(grown))
+
+
+def test_a_task_is_published_and_what_was_known_stays_known(
+    line: Line, grown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = tmp_path / "shelf"
+    assert publish([str(line.run), str(shelf)]) == 0
+    capsys.readouterr()
+    assert publish([str(grown), str(shelf)]) == 0
+    printed = capsys.readouterr()
+    assert "3 tasks (2 unchanged)" in printed.out
+    assert "pooled statistics change with every task" in printed.err
+    assert "CIL of the earlier classes on" in printed.err
+    bundle, before = load_bundle(shelf / "current"), load_bundle(shelf / "previous")
+    assert bundle.manifest.labels == ("disc", "stripes", "checks", "triangle", "dots")
+    for name in (TRUNK, "task0.npz", "task1.npz"):
+        assert (bundle.path / name).read_bytes() == (before.path / name).read_bytes()
+    # The distances of earlier tasks, on which "known" rests, are the same to the bit; the posterior is of all classes.
+    pixels = pixels_of(line, "dots/001.jpg", "disc/002.jpg", "checks/003.jpg")
+    new, old = (Model.load(each.path, provider="cpu").run(pixels) for each in (bundle, before))
+    assert np.array_equal(new["distances"][:, :4], old["distances"])
+    assert not np.array_equal(new["logits"][:, :4], old["logits"])
+    assert bundle.rule.tasks[:2] == before.rule.tasks
+    assert new["probability"].argmax(axis=1).tolist() == [4, 0, 2]
+    # The run without the third task would take it away again.
+    assert publish([str(line.run), str(shelf)]) == 2
+    assert "has tasks that the new bundle lacks" in capsys.readouterr().err
+    assert load_bundle(shelf / "current").manifest.version == bundle.manifest.version
+
+
+def test_a_detector_that_changed_is_not_published(
+    line: Line, grown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf = tmp_path / "shelf"
+    assert publish([str(line.run), str(shelf)]) == 0
+    content = dict(np.load(shelf / "current" / "task1.npz"))
+    content["lda_bias"] = content["lda_bias"] + np.float32(1e-3)
+    stored = io.BytesIO()
+    np.savez(stored, **content)
+    reseal((shelf / "current").resolve(), "task1.npz", stored.getvalue())
+    capsys.readouterr()
+    assert publish([str(grown), str(shelf)]) == 2
+    assert "task1.npz differs from version" in capsys.readouterr().err
+
+
+# ---- unknown photos
+
+
+def test_unknown_photos_are_grouped_named_learned_and_served(
+    line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoded vectors that a server keeps separate two new classes; the run is taught the named photos."""
+    run, shelf, url = (
+        Path(shutil.copytree(line.run, tmp_path / "run")),
+        tmp_path / "shelf",
+        f"sqlite:///{tmp_path}/q.db",
+    )
+    assert publish([str(run), str(shelf)]) == 0
+    model = Model.load(shelf / "current", provider="cpu")
+    truth: dict[int, str] = {}
+    with closing(Store.open(url)) as store:
+        for label in ("ring", "dots"):
+            arrivals = [_arrival(model, photo(label, 500 + number)) for number in range(24)]
+            kept = store.add([each for each in arrivals if each is not None]).kept
+            assert len(kept) >= 20, "drawn shapes that no task knows are called unknown"
+            truth |= dict.fromkeys(kept, label)
+        assert discover(["--quarantine", url, "--bundle", str(shelf / "current"), "--min-size", "8", "--json"]) == 0
+        groups = [[truth[member] for member in store.members(group.id)] for group in store.groups()]
+        assert sorted(len(set(labels)) for labels in groups) == [1, 1], "one group per class"
+        assert {labels[0] for labels in groups} == {"ring", "dots"}
+        for label in ("ring", "dots"):
+            store.name([number for number, true in truth.items() if true == label], label, "ann")
+    assert learn_unknowns([str(run), "--quarantine", url, "--publish", str(shelf)]) == 0
+    served = Model.load(shelf / "current", provider="cpu")
+    assert served.manifest.labels[-2:] == ("dots", "ring")
+    spec = served.manifest.image
+    fresh = np.stack([to_pixels(photo(label, 900), spec) for label in ("ring", "dots", "disc")])
+    assert [served.manifest.labels[each] for each in served.predict(fresh).class_id] == ["ring", "dots", "disc"]
+    with closing(Store.open(url)) as store:
+        assert {item.state for item in store.items()} == {"learned"}
+
+
+def _arrival(model: Model, image: Image.Image) -> Arrival | None:
+    """What a server stores of a photo that it calls unknown."""
+    outputs = model.run(to_pixels(image, model.manifest.image)[None], features=True)
+    verdicts = decide(outputs, model.bundle.rule)
+    if verdicts.known[0]:
+        return None
+    answer = {"best_guess": model.manifest.labels[verdicts.class_id[0]], "confidence": 0.5}
+    return Arrival(saved(image), "unknown", 1000.0, model.manifest.version, answer, outputs[FEATURES][0])
+
+
+# ---- what is refused
+
+
+def test_another_trunk_is_refused_by_name(line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(line.run, tmp_path / "run"))
+    content = json.loads((run / "config.json").read_text())
+    content["trunk"]["sha256"] = "0" * 64
+    (run / "config.json").write_text(json.dumps(content))
+    for command in (
+        lambda: evaluate([str(run)]),
+        lambda: export([str(run), "--out", str(tmp_path / "bundle")]),
+        lambda: fit.main(["--out", str(run), "--resume"]),
+        lambda: fit.main(["--out", str(run), "--add-task", "dots"]),
+    ):
+        assert command() == 2
+        error = capsys.readouterr().err
+        assert "trunk efficientnet-lite0: the weights have sha256" in error
+        assert "--trunk-weights FILE" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tp", "softmax"], "decision rule softmax is not available for this run: it has statistics only"),
+        (["--odin"], "decision rule odin is not available"),
+        (["--decision", "fused"], "decision fused is not available for this run"),
+    ],
+)
+def test_what_needs_a_network_is_refused_in_plain_words(
+    line: Line, capsys: pytest.CaptureFixture[str], options: list[str], reason: str
+) -> None:
+    assert evaluate([str(line.run), *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_precision_that_a_trunk_has_not_is_refused(
+    line: Line, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export([str(line.run), "--out", str(tmp_path / "bundle"), "--precision", "int8"]) == 2
+    assert "int8 is not available with a trunk; allowed: fp32" in capsys.readouterr().err
+
+
+def test_a_damaged_classifier_is_refused_by_name(line: Line, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(line.bundle, tmp_path / "bundle"))
+    (copy / POOLED).write_bytes(b"")
+    with pytest.raises(BundleError, match=rf"{POOLED}: corrupt"):
+        Model.load(copy, provider="cpu")
+    reseal(copy, POOLED, b"nothing")
+    with pytest.raises(BundleError, match=rf"{POOLED}: .*export the run again"):
+        Model.load(copy, provider="cpu")

@@ -1,0 +1,104 @@
+"""The preset for photographs: a frozen, pre-trained trunk, with statistics and adapters on its encoded vectors."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from models.config import NetworkConfig
+from models.masks import MECHANISMS
+from models.trunks import DEFAULT_TRUNK
+from models.trunks.trunk import Trunk, TrunkSpec, open_trunk
+from serving.bundle.manifest import ImageSpec
+from training.config import VECTOR, FeatureLearning, HeadLearning, Preset
+from training.show.suggest import unknown_name
+
+PHOTOS = "photos"
+"""The name of the preset."""
+NO_TRUNK = "none"
+"""`--trunk none`: learn from scratch."""
+LEAST_SIDE = 32
+"""Smaller images are taken for drawings or digits, and not for photographs."""
+SAMPLED = 24
+"""Images of a folder that are looked at."""
+GREY_DIFFERENCE = 8
+"""Channels of a grey image differ by at most this, after JPEG."""
+
+
+def chosen_trunk(chosen: argparse.Namespace) -> Trunk | None:
+    """The trunk that the options of `openworld fit` ask for, or that suits the images; None: learn from scratch."""
+    named = chosen.trunk
+    if named == NO_TRUNK or (named is None and chosen.preset not in (None, PHOTOS)):
+        _refuse(chosen, "without a trunk", "trunk_weights", "quick")
+        if chosen.preset == PHOTOS:
+            raise ValueError(f"--preset {PHOTOS} needs a trunk; allowed with --trunk {NO_TRUNK}: --preset images")
+        return None
+    if chosen.preset not in (None, PHOTOS):
+        raise ValueError(f"--trunk {named} belongs to --preset {PHOTOS}; got --preset {chosen.preset}")
+    if named is None and chosen.preset is None and not (chosen.data and shows_photos(Path(chosen.data))):
+        _refuse(chosen, "without a trunk (--trunk, or photographs in --data)", "trunk_weights", "quick")
+        return None
+    _refuse(chosen, "with a trunk", "backbone")
+    if chosen.quick:
+        _refuse(chosen, "with --quick, which learns no network", "method", "loss", "width", "epochs", "batch_size")
+    return open_trunk(named or DEFAULT_TRUNK, size=chosen.size, weights=chosen.trunk_weights)
+
+
+def _refuse(chosen: argparse.Namespace, when: str, *names: str) -> None:
+    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(chosen, name) is not None]:
+        raise ValueError(f"{', '.join(given)} means nothing {when}: leave it out")
+
+
+def photos_preset(trunk: TrunkSpec, method: str = "hat", width: int | None = None) -> Preset:
+    """The preset for images that `trunk` encodes; `method` and `width` are those of the adapters."""
+    if method not in MECHANISMS:
+        raise ValueError(unknown_name("method", method, MECHANISMS))
+    if width is not None and width < 1:
+        raise ValueError(f"width is {width}; allowed: 1 or more units")
+    return Preset(
+        name=PHOTOS,
+        dataset="folder",
+        image=ImageSpec(height=trunk.size, width=trunk.size, mode="RGB"),
+        network=NetworkConfig(method, "adapter", *VECTOR, channels=trunk.dim, mean=0.0, std=1.0, base=width or 512),
+        features=FeatureLearning(20, 64, optimizer="adam", lr=1e-3, warmup_epochs=1),
+        head=HeadLearning(epochs=8, batch_size=64, lr=5e-3),
+    )
+
+
+def with_learning(preset: Preset, epochs: int | None, batch_size: int | None) -> Preset:
+    """The preset with other numbers for step 1 of learning."""
+    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(preset, features=replace(preset.features, **given)) if given else preset
+
+
+def shows_photos(folder: Path) -> bool:
+    """Whether most of a few images below a folder are in colour and not tiny; unreadable files do not count."""
+    found = [verdict for file in _sample(folder) if (verdict := _is_photo(file)) is not None]
+    return 2 * sum(found) > len(found)
+
+
+def _sample(folder: Path) -> list[Path]:
+    """Some files, from as many class folders as possible, the same each time."""
+    folders = sorted(path for path in (folder, *folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
+    contents = [sorted(path for path in each.iterdir() if path.is_file()) for each in folders]
+    turns = [files[turn] for turn in range(SAMPLED) for files in contents if turn < len(files)]
+    return [path for path in turns if not path.name.startswith(".")][:SAMPLED]
+
+
+def _is_photo(file: Path) -> bool | None:
+    try:
+        with Image.open(file) as image:
+            if min(image.size) < LEAST_SIDE:
+                return False
+            # A JPEG is decoded at a fraction of its size.
+            image.draft("RGB", (LEAST_SIDE, LEAST_SIDE))
+            small = image.convert("RGB").resize((LEAST_SIDE, LEAST_SIDE))
+    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
+        return None
+    channels = [band.tobytes() for band in small.split()]
+    return any(max(values) - min(values) > GREY_DIFFERENCE for values in zip(*channels, strict=True))
