@@ -15,7 +15,7 @@ from training.options import CommandParser, run_command
 if TYPE_CHECKING:
     from training.config import RunConfig
     from training.data.quarantined import Address
-    from training.plan import TrainingPlan
+    from training.learn.plan import TrainingPlan
 
 
 def main(arguments: list[str] | None = None) -> int:

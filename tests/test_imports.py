@@ -188,3 +188,9 @@ def test_every_package_has_its_init_file_in_git() -> None:
     folders = {path.parent for path in files if path.suffix == ".py"}
     assert folders
     assert [str(folder) for folder in sorted(folders) if folder / "__init__.py" not in files] == []
+
+
+@pytest.mark.parametrize("package", ["training", "serving"])
+def test_the_top_of_a_package_has_at_most_twelve_files(package: str) -> None:
+    files = [file.name for file in (ROOT / package).glob("*.py") if file.name != "__init__.py"]
+    assert len(files) <= 12, sorted(files)

@@ -25,7 +25,7 @@ from training.options import (
 )
 
 if TYPE_CHECKING:
-    from training.plan import TrainingPlan
+    from training.learn.plan import TrainingPlan
 
 
 def make_parser() -> CommandParser:
@@ -143,7 +143,7 @@ def run_training(
     from training.data.images import DataError
     from training.host.distributed import is_main, main_process_first, process_group
     from training.learn.fitting import fit_plan
-    from training.plan import how_to_continue, make_plan
+    from training.learn.plan import how_to_continue, make_plan
     from training.run import RunError
     from training.show.console import CLOCK_TIME, Reporter
 

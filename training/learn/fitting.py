@@ -7,9 +7,9 @@ from training.host.device import choose_device, describe, prepare
 from training.host.distributed import barrier, is_main
 from training.learn.forecast import MEASURING
 from training.learn.learner import Learner
+from training.learn.plan import TrainingPlan
 from training.learn.pooled_learner import PooledLearner
 from training.measure.evaluation import evaluate, measure
-from training.plan import TrainingPlan
 from training.run import RunError, open_run
 from training.show.console import Reporter, print_summary
 from training.show.page import PAGE, write_page

@@ -14,7 +14,7 @@ from training import fit, plan
 from training.config import Lesson, RunConfig
 from training.data.sources import Sources
 from training.fit import make_parser
-from training.plan import TrainingPlan, how_to_continue, make_plan
+from training.learn.plan import TrainingPlan, how_to_continue, make_plan
 from training.show.console import Reporter
 from training.store.checkpoint import CURRENT, load, read_config, write_config
 

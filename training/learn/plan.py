@@ -14,8 +14,8 @@ from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Addr
 from training.data.sources import Sources
 from training.data.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
 from training.learn.forecast import announce, class_names
+from training.learn.photos import chosen_trunk, photos_preset, with_learning
 from training.options import DEFAULT_RUN
-from training.photos import chosen_trunk, photos_preset, with_learning
 from training.presets import choose_preset
 from training.show.console import Reporter
 from training.store.checkpoint import RunError, load, load_finished, read_config, started

@@ -13,7 +13,7 @@ from models.trunks.trunk import TrunkSpec
 from tests.helpers_photos import write_photos
 from training.config import Lesson, RunConfig
 from training.fit import make_parser
-from training.photos import chosen_trunk, photos_preset, shows_photos, with_learning
+from training.learn.photos import chosen_trunk, photos_preset, shows_photos, with_learning
 
 SPEC = TrunkSpec("small", "0" * 64, 64, (24, 40))
 LESSONS = (Lesson((("a", "b"),), "folder"),)
