@@ -18,11 +18,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from models.network import Network
 from tests.helpers import FEATURES, adam, learn_task, random_images, tiny_network, tiny_task, use_tiny_preset
-from training import fit, plan
+from training import fit
 from training.config import Augmentation
 from training.data.tasks import TaskData
 from training.host.distributed import main_process_first, process_group, rank
 from training.learn import features as representation
+from training.learn import plan
 from training.learn.features import learn_features
 from training.learn.head import fit_calibration, fit_detectors
 from training.store.checkpoint import RunError

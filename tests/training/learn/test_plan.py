@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from tests.helpers import TINY_PRESET, kill_at_save, run_tensors, use_tiny_preset
-from training import fit, plan
+from training import fit
 from training.config import Lesson, RunConfig
 from training.data.sources import Sources
 from training.fit import make_parser
+from training.learn import plan
 from training.learn.plan import TrainingPlan, how_to_continue, make_plan
 from training.show.console import Reporter
 from training.store.checkpoint import CURRENT, load, read_config, write_config
