@@ -136,9 +136,9 @@ def test_an_added_backbone_is_chosen_on_the_command_line(
     run = tmp_path / "run"
     command = ["--backbone", "plain_net", "--tasks", "zero,one", "--out", str(run)]
     assert fit.main(command) == 2
-    assert capsys.readouterr().err == "error: backbone is 'plain_net'; allowed: convnet, resnet18\n"
+    assert capsys.readouterr().err == "error: backbone is 'plain_net'; allowed: convnet, resnet18, adapter\n"
     cook.follow(BACKBONES, "plain_net")
-    assert "convnet, resnet18, plain_net; default" in " ".join(fit.make_parser().format_help().split())
+    assert "convnet, resnet18, adapter, plain_net; default" in " ".join(fit.make_parser().format_help().split())
     assert fit.main(command) == 0
     opened = open_run(run, torch.device("cpu"))
     assert opened.config.preset.network.backbone == "plain_net"

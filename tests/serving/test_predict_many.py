@@ -85,7 +85,7 @@ def test_bad_requests_are_refused(client: httpx.Client, body: dict[str, Any], st
 
 
 def test_an_image_in_many_may_be_no_larger_than_alone(client: httpx.Client) -> None:
-    answers = client.post("/predict_many", **as_form([IMAGES[0], bytes(11 * 2**20)])).json()["answers"]
+    answers = client.post("/predict_many", **as_form([IMAGES[0], bytes(33 * 2**20)])).json()["answers"]
     assert answers[0]["label"] == "red"
     assert answers[1]["error"]["code"] == "too_many_bytes"
 

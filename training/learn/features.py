@@ -33,12 +33,12 @@ def epoch_order(local_classes: Tensor) -> Tensor:
     """The images of one epoch in random order, as many as there are: each image once or, if the classes are uneven,
     equally many of each class. Then images of small classes are repeated, and others of large classes left out."""
     count = len(local_classes)
-    counts = torch.bincount(local_classes).tolist()
-    if not is_uneven(counts):
+    classes, counts = local_classes.cpu().unique(return_counts=True)
+    if not is_uneven(counts.tolist()):
         return torch.randperm(count)
     chosen = []
-    for local_class, available in enumerate(counts):
-        wanted = count * (local_class + 1) // len(counts) - count * local_class // len(counts)
+    for place, (local_class, available) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True)):
+        wanted = count * (place + 1) // len(classes) - count * place // len(classes)
         turns = [torch.randperm(available) for _ in range(-(-wanted // available))]
         chosen.append((local_classes.cpu() == local_class).nonzero().flatten()[torch.cat(turns)[:wanted]])
     return torch.cat(chosen)[torch.randperm(count)]

@@ -101,7 +101,7 @@ def test_a_prediction_lists_all_its_errors(described: dict[str, Any], path: str)
         415: {"unsupported_media_type", "unsupported_image"},
         422: {"empty_image", "broken_image", "bad_parameter"},
         500: {"model_failed", "server_failed"},
-        503: {"busy"},
+        503: {"busy", "quarantine_unavailable"},
         504: {"deadline_exceeded"},
     }
     assert "retry-after" in responses["503"]["headers"]

@@ -45,7 +45,9 @@ def test_odin_uses_the_corrections_that_the_run_had_after_each_task(monkeypatch:
     scales = ([0.2], [3.0, 0.5])
     history = tuple(tuple(Correction(scale, 1.0) for scale in then) for then in scales)
     odin = Odin(2.0, 0.05)
-    run = SimpleNamespace(config=config, network=network, rule=rule, correction_history=history)
+    run = SimpleNamespace(
+        config=config, network=network, rule=rule, correction_history=history, need_network=lambda what: network
+    )
     fitted = RuleFitter(run, Sources(config), cpu).fit(AlternativeRule(is_corrected=True, with_odin=True, odin=odin))
     pixels = random_photos(9, seed=3)
     outputs = fitted.outputs(pixels)
