@@ -38,7 +38,10 @@ def test_losses_are_counted_per_class_with_what_they_are_taken_for() -> None:
 
 @pytest.mark.parametrize(("images", "lost", "most", "refused"), [
     (100, 5, 5, False),
-    (100, 6, 5, True),
+    (100, 6, 5, False),
+        (100, 12, 5, True),
+    (27, 3, 5, False),
+    (27, 9, 5, True),
     (10, 1, 5, False),
     (10, 2, 5, True),
     (10, 2, 20, False),
