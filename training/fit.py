@@ -44,7 +44,10 @@ def make_parser() -> CommandParser:
         "learn from scratch",
     )
     parser.add_argument(
-        "--quick", action="store_true", default=None, help="with a trunk: statistics only, without learning a network"
+        "--quick",
+        action="store_true",
+        default=None,
+        help="statistics of a trunk's vectors, without learning a network; always so with a trunk",
     )
     parser.add_argument(
         "--method", metavar="NAME", help=f"how tasks are kept apart: {', '.join(MECHANISMS)}; default: hat"

@@ -1,4 +1,4 @@
-"""The preset for photographs: a frozen, pre-trained trunk, with statistics and adapters on its encoded vectors."""
+"""The preset for photographs: a frozen, pre-trained trunk, and statistics of its encoded vectors."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ def chosen_trunk(chosen: argparse.Namespace) -> Trunk | None:
     if named is None and chosen.preset is None and not (chosen.data and shows_photos(Path(chosen.data))):
         _refuse(chosen, "without a trunk (--trunk, or photographs in --data)", "trunk_weights", "quick")
         return None
-    _refuse(chosen, "with a trunk", "backbone")
-    if chosen.quick:
-        _refuse(chosen, "with --quick, which learns no network", "method", "loss", "width", "epochs", "batch_size")
+    learned = ("backbone", "method", "loss", "width", "epochs", "batch_size")
+    _refuse(chosen, "with a trunk, of whose vectors statistics are computed and no network is learned", *learned)
     return open_trunk(named or DEFAULT_TRUNK, size=chosen.size, weights=chosen.trunk_weights)
 
 
@@ -54,7 +53,7 @@ def _refuse(chosen: argparse.Namespace, when: str, *names: str) -> None:
 
 
 def photos_preset(trunk: TrunkSpec, method: str = "hat", width: int | None = None) -> Preset:
-    """The preset for images that `trunk` encodes; `method` and `width` are those of the adapters."""
+    """The preset for images that `trunk` encodes; `method` and `width` are those of a network on its vectors."""
     if method not in MECHANISMS:
         raise ValueError(unknown_name("method", method, MECHANISMS))
     if width is not None and width < 1:

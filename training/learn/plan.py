@@ -120,7 +120,7 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
     check_classes(tasks, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
     lesson = Lesson(tasks, kind, data)
-    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk.spec if trunk else None, bool(chosen.quick))
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk.spec if trunk else None, trunk is not None)
     sources = Sources(config, encoder=encoder)
     sources.keep(lesson, source)
     _check_images(config, sources, 0)
