@@ -49,7 +49,7 @@ class RotationHead(nn.Module):
         return part
 
 
-class Projection(TaskLayer):
+class ProjectionHead(TaskLayer):
     """Features to the unit sphere of the contrastive loss: a shared hidden layer and one output layer per task."""
 
     def __init__(self, mechanism: Mechanism, before: Units, dimensions: int) -> None:

@@ -12,7 +12,7 @@ from models.backbones.backbone import Backbone
 from models.config import ROTATIONS, NetworkConfig
 from models.detectors.detector import UnknownDetector
 from models.detectors.score import Features
-from models.heads import Projection, RotationHead
+from models.heads import ProjectionHead, RotationHead
 from models.masks import MECHANISMS
 from models.masks.task_layer import Connection, TaskLayer, Units
 from models.mechanism import Mechanism
@@ -34,7 +34,9 @@ class Network(nn.Module):
         # Registered, although pixels have no parameters, so that they follow the network to its device.
         self.pixels = pixels
         self.connection = Connection(pixels, backbone.units)
-        self.projection = Projection(self.mechanism, backbone.units, config.projection) if config.projection else None
+        self.projection = (
+            ProjectionHead(self.mechanism, backbone.units, config.projection) if config.projection else None
+        )
         self.mechanism.layers_built()
         self.masks = self.mechanism.masks
         self.heads = nn.ModuleList()

@@ -18,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse(arguments)
 
     def work() -> None:
-        from training.data.cache import GB, cache_folder, cache_limit, clear, parts
+        from models.trunks.cache_settings import GB, cache_folder
+        from training.data.cache import cache_limit, clear, parts
 
         folder = cache_folder()
         if chosen.clear:

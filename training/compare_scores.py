@@ -34,7 +34,7 @@ def _compare(chosen: argparse.Namespace) -> None:
     plots.check_suffix(chosen.out)
     device = prepare(choose_device())
     run = open_run(chosen.run, device)
-    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights)
+    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights, run=chosen.run)
     evaluation = evaluate(run, sources, device, other_unknown=chosen_unknown(chosen, sources))
     rows, known, unknown = list(compare(evaluation, sources, device)), len(evaluation.known), len(evaluation.unknown)
     if chosen.out is not None:

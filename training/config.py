@@ -13,7 +13,9 @@ from serving.bundle.manifest import ImageSpec
 VECTOR = (1, 1)
 """Height and width of the vectors that a trunk encodes images to; they have a channel per number."""
 POOLED = "pooled"
-"""The method and the decision of a run that has no network of its own: statistics that are pooled over all tasks."""
+"""The method of a run that has no network of its own, and its decision: statistics that are pooled over all tasks."""
+POOLED_AND_LOGITS = "pooled+logits"
+"""The decision by pooled statistics that adapters sharpen within each task."""
 NO_LOSS = "none"
 """The loss of a run whose statistics are computed in closed form."""
 
@@ -145,7 +147,7 @@ class RunConfig:
     trunk: TrunkSpec | None = None
     """The pre-trained network whose encoded vectors are learned from; None: the network learns from pixels."""
     quick: bool = False
-    """Statistics of encoded vectors only: no network is learned."""
+    """Statistics of encoded vectors only: no adapters are learned."""
 
     def __post_init__(self) -> None:
         self._check_trunk()
@@ -175,8 +177,8 @@ class RunConfig:
                 f"trunk {self.trunk.name} encodes images {(side, side, 3)} to vectors {(*VECTOR, dim)}; got images "
                 f"{image.shape} and a network for {reads}"
             )
-        if self.quick and self.buffer:
-            raise ValueError("a quick run stores no images: leave out --buffer")
+        if self.buffer:
+            raise ValueError("a run with a trunk stores no images: leave out --buffer")
 
     @property
     def tasks(self) -> Tasks:

@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _discover(chosen: argparse.Namespace) -> None:
-    from serving.bundle.model import Model
+    from serving.bundle.model import BundleModel
     from training.data.images import DataError
     from training.data.quarantined import Address
     from training.measure.discovery import discover
@@ -36,7 +36,7 @@ def _discover(chosen: argparse.Namespace) -> None:
     address = Address(chosen.quarantine, chosen.images) if chosen.quarantine else Address.from_environment()
     if address is None:
         raise DataError("no quarantine: give its URL with --quarantine, or in OPENWORLD_QUARANTINE_URL")
-    model = Model.load(chosen.bundle, provider="cpu")
+    model = BundleModel.load(chosen.bundle, provider="cpu")
     with address.opened() as store:
         found = discover(store, model, chosen.min_size)
     if chosen.json:

@@ -21,7 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse(arguments)
 
     def work() -> None:
+        from rich.console import Console
+
         from training.measure.evaluation import evaluate_chosen, measure
+        from training.show.adapters import print_gain
         from training.show.console import print_summary
 
         result = measure(evaluate_chosen(chosen))
@@ -29,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps(result, indent=2))
         else:
             print_summary(result)
+            print_gain(Console(), result["adapters"])
 
     return report_errors(work)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.backbones import BACKBONES
 from models.masks import MECHANISMS
@@ -20,12 +21,14 @@ from training.options import (
     CommandParser,
     OptionGroup,
     add_trunk_weights_option,
+    named_value,
     one_of,
     run_command,
 )
 
 if TYPE_CHECKING:
     from training.learn.plan import TrainingPlan
+    from training.run import Run
 
 
 def make_parser() -> CommandParser:
@@ -44,10 +47,17 @@ def make_parser() -> CommandParser:
         "learn from scratch",
     )
     parser.add_argument(
+        "--trunk-option",
+        action="append",
+        type=named_value,
+        metavar="NAME=VALUE",
+        help="of onnx:FILE: mean, std, output, layout, pool; of patches: count, side (docs/howto/own-images.md)",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         default=None,
-        help="statistics of a trunk's vectors, without learning a network; always so with a trunk",
+        help="statistics of a trunk's vectors in closed form, without learning adapters on them",
     )
     parser.add_argument(
         "--method", metavar="NAME", help=f"how tasks are kept apart: {', '.join(MECHANISMS)}; default: hat"
@@ -96,13 +106,18 @@ def add_training_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--log",
         action="append",
-        type=one_of("mlflow", "tensorboard"),
+        type=one_of("mlflow", "tensorboard", "wandb"),
         metavar="NAME",
         default=[],
-        help="also write losses and metrics for tensorboard or mlflow, in RUN",
+        help="also write losses and metrics for tensorboard, mlflow or wandb, in RUN",
     )
     parser.add_argument(
         "--compile", action="store_true", help="compile step 1 with torch.compile, which takes minutes per task"
+    )
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="encode the images with the trunk on the Ray cluster of RAY_ADDRESS, or on a local one",
     )
     add_trunk_weights_option(parser)
 
@@ -132,7 +147,53 @@ def add_task(arguments: list[str] | None = None) -> int:
     words = ["--out", chosen.run, "--add-task", chosen.classes, *(["--data", chosen.data] if chosen.data else [])]
     words += [word for name in chosen.log for word in ("--log", name)]
     words += ["--trunk-weights", str(chosen.trunk_weights)] if chosen.trunk_weights else []
+    words += ["--ray"] if chosen.ray else []
     return main([*words, *(["--compile"] if chosen.compile else [])])
+
+
+def fit(out: str | os.PathLike[str], *, quiet: bool = False, **options: Any) -> Run:
+    """Learn a run for a program, and open it: `fit("runs/mine", data="photos", classes_per_task=2, quick=True)`.
+
+    The options are those of `openworld fit`, with underscores. `tasks` and `add_task` may be lists of lists of labels,
+    `trunk_option` a mapping, `log` a list. Raises a RunError, a DataError, a TrunkError or a ValueError.
+    """
+    from training.learn.fitting import fit_plan
+    from training.learn.plan import make_plan
+    from training.run import Run
+    from training.show.console import Reporter
+
+    words = ["--out", os.fspath(out), *(word for name, value in options.items() for word in _as_words(name, value))]
+    parser = make_parser()
+    parser.raises = True
+    chosen = parser.parse(words)
+    reporter = Reporter()
+    reporter.console.quiet = quiet
+    try:
+        plan = make_plan(chosen, reporter)
+        fit_plan(plan, reporter, ["openworld", "fit", *words], chosen.log, compiling=chosen.compile)
+    finally:
+        reporter.end()
+    return Run.open(plan.folder)
+
+
+def _as_words(name: str, value: Any) -> Iterator[str]:
+    """An option of a function as words of a command line; none for None and False."""
+    option = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return
+    if value is True:
+        yield option
+        return
+    if name in ("tasks", "add_task") and not isinstance(value, str):
+        value = "; ".join(", ".join(f'"{label}"' for label in _doubled_quotes(task)) for task in value)
+    elif isinstance(value, Mapping):
+        value = [f"{key}={each}" for key, each in value.items()]
+    for each in [value] if isinstance(value, str) or not isinstance(value, Sequence) else value:
+        yield from (option, str(each))
+
+
+def _doubled_quotes(labels: Sequence[str]) -> Iterator[str]:
+    return (str(label).replace('"', '""') for label in labels)
 
 
 def run_training(

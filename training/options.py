@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from models.suggest import did_you_mean
 from serving.bundle.terminal import escaped
-from training.show.suggest import did_you_mean
 
 LOSSES = ("csi", "ce")
 """CSI's two steps, or plain cross-entropy as in the paper's baselines."""
@@ -43,6 +43,8 @@ class CommandParser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=command, description=description, epilog=GLOSSARY, formatter_class=formatter)
         self._lists: dict[str, Callable[[str], Any]] = {}
+        self.raises = False
+        """Whether an error is a ValueError, for callers that are not a command line."""
 
     def add_list(
         self, option: str, of: Callable[[str], Any], group: OptionGroup | None = None, **settings: Any
@@ -56,6 +58,8 @@ class CommandParser(argparse.ArgumentParser):
         return self.parse_intermixed_args(self._lists_ended(sys.argv[1:] if arguments is None else arguments))
 
     def error(self, message: str) -> NoReturn:
+        if self.raises:
+            raise ValueError(f"{message} (see {self.prog} --help)")
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def _lists_ended(self, arguments: Sequence[str]) -> list[str]:
@@ -107,6 +111,14 @@ def add_trunk_weights_option(parser: CommandParser) -> None:
     parser.add_argument(
         "--trunk-weights", type=Path, metavar="FILE", help="the weights of the run's trunk, if not the published ones"
     )
+
+
+def named_value(text: str) -> tuple[str, str]:
+    """A type for `add_argument`: NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: NAME=VALUE, such as mean=0.5")
+    return name, value
 
 
 def add_json_option(parser: CommandParser) -> None:

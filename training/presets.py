@@ -7,10 +7,10 @@ from typing import Any, Literal
 from models.backbones import BACKBONES
 from models.config import NetworkConfig
 from models.masks import MECHANISMS
+from models.suggest import unknown_name
 from serving.bundle.manifest import ImageSpec
 from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
 from training.options import LOSSES
-from training.show.suggest import unknown_name
 
 
 def _image(side: int, mode: Literal["L", "RGB"]) -> ImageSpec:

@@ -3,8 +3,11 @@
 This module imports what a trained network needs and nothing of how it was trained: no data source, no command.
 """
 
+from __future__ import annotations
+
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +17,23 @@ from numpy.typing import NDArray
 from models.detectors import decisions
 from models.network import Network
 from models.parameter_counts import ParameterCounts, count_parameters
+from models.suggest import unknown_name
 from serving.bundle.decision import Outputs, Rule
-from training.config import POOLED, RunConfig, system_title
+from training.config import POOLED, POOLED_AND_LOGITS, RunConfig, system_title
+from training.learn.adapters.state import Adapters
 from training.learn.buffer import Buffer
 from training.learn.correction import Correction
 from training.learn.decisions import AUTO, Decider, choose, make_decider, offered_decisions
 from training.learn.measurements import all_measurements
 from training.learn.pooled_decision import PooledDecider
 from training.learn.pooled_state import PooledState
-from training.show.suggest import unknown_name
 from training.store.checkpoint import Checkpoint, RunError, load_finished
 
 __all__ = ["Readings", "Run", "RunError", "open_run"]
 
 Readings = Any
-"""What decisions are computed from: every task's `Measurements` of a batch, or with a trunk its vectors [n, dim]."""
+"""What decisions are computed from: every task's `Measurements` of a batch, or with a trunk its vectors [n, dim], or
+[n, rotations, dim] if adapters read all rotations."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,52 @@ class Run:
 
     config: RunConfig
     network: Network | None
-    """None if the run has statistics only."""
+    """The network that decides; None with a trunk."""
     decider: Decider | PooledDecider
     seconds: float
     correction_history: tuple[tuple[Correction, ...], ...] = ()
     """With a buffer: the scale and shift of every task, as they were after each task was learned."""
     buffer: Buffer | None = None
+    adapters: Adapters | None = None
+    """With a trunk, unless the run is quick."""
+    adapter_seconds: float = 0.0
+    """Of `seconds`, those that the adapters took."""
+    folder: Path | None = None
+    """Where it was opened."""
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, decision: str = AUTO, device: str | None = None) -> Run:
+        """A finished run, for programs; on a GPU if there is one. Raises a RunError that says what to do."""
+        from training.host.device import choose_device, prepare
+
+        return open_run(Path(folder), prepare(choose_device() if device is None else torch.device(device)), decision)
+
+    def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+        """All metrics on the test images, and the verdict: the content of RUN/metrics.json.
+
+        `data` is where the images are now, if they were moved. Raises a DataError if they are not at hand.
+        """
+        from training.data.opening import open_sources
+        from training.measure.evaluation import evaluate, measure
+
+        sources = open_sources(self.config, None if data is None else os.fspath(data), run=self.folder)
+        return measure(evaluate(self, sources, self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its network is."""
+        network = self.masked_network if self.network is None else self.network
+        return torch.device("cpu") if network is None else next(network.parameters()).device
+
+    @property
+    def masked_network(self) -> Network | None:
+        """The network whose units or weights tasks share, be it of adapters; None if there are statistics only."""
+        return self.network if self.adapters is None else self.adapters.network
+
+    @property
+    def rotations(self) -> int:
+        """With a trunk: how many rotations of an image are encoded to decide on it."""
+        return self.decider.model.rotations if isinstance(self.decider, PooledDecider) else 1
 
     @property
     def corrections(self) -> tuple[Correction, ...]:
@@ -66,14 +111,13 @@ class Run:
     def need_network(self, what: str) -> Network:
         """The network; raises a RunError that names what is not available without one."""
         if self.network is None:
-            raise RunError(f"{what} is not available for this run: it has statistics only, and no network was learned")
+            raise RunError(f"{what} is not available for this run: it decides by statistics of encoded vectors")
         return self.network
 
     def need_decider(self, what: str) -> tuple[Network, Decider]:
         """The network and the decision by its scores; raises a RunError that names what is not available without."""
         network = self.need_network(what)
-        if isinstance(self.decider, PooledDecider):
-            raise RunError(f"{what} is not available for this run: it decides by statistics")
+        assert not isinstance(self.decider, PooledDecider)
         return network, self.decider
 
     def need_pooled(self) -> PooledDecider:
@@ -98,10 +142,16 @@ class Run:
     def offered(self) -> Iterator[Decider | PooledDecider]:
         """Every decision that the run allows."""
         if self.network is None:
-            yield self.decider
+            yield from self._offered_pooled()
             return
         for name in offered_decisions(self.network, self.corrections):
             yield make_decider(self.network, name, self.rule.alpha, self.corrections)
+
+    def _offered_pooled(self) -> Iterator[PooledDecider]:
+        statistics = self.need_pooled().without_adapters()
+        yield statistics
+        if self.adapters is not None and self.adapters.choice.best.rotations == self.rotations:
+            yield statistics.with_adapters(self.adapters.baked, self.adapters.choice.best.weight)
 
     def parameters(self) -> ParameterCounts:
         """How many numbers the run needs at inference, without those of a trunk."""
@@ -113,8 +163,8 @@ class Run:
 def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
     """Load a finished run, with the decision that it chose or with another one."""
     config, checkpoint = load_finished(folder)
-    if config.quick:
-        return _open_quick(config, checkpoint, decision)
+    if config.trunk is not None:
+        return replace(_open_with_trunk(config, checkpoint, decision), folder=folder)
     progress = checkpoint.progress
     if decision not in (AUTO, *decisions()):
         raise RunError(unknown_name("decision", decision, (AUTO, *decisions())))
@@ -124,14 +174,19 @@ def open_run(folder: Path, device: torch.device, decision: str = AUTO) -> Run:
     name = (progress.decision or choose(progress.nats)) if decision == AUTO else decision
     history = progress.corrections
     decider = make_decider(network, name, config.preset.alpha, history[-1] if history else ())
-    return Run(config, network, decider, progress.seconds, history, checkpoint.buffer())
+    return Run(config, network, decider, progress.seconds, history, checkpoint.buffer(), folder=folder)
 
 
-def _open_quick(config: RunConfig, checkpoint: Checkpoint, decision: str) -> Run:
-    if decision not in (AUTO, POOLED):
+def _open_with_trunk(config: RunConfig, checkpoint: Checkpoint, decision: str) -> Run:
+    adapters = None if config.quick else Adapters.of(checkpoint, config)
+    allowed = [AUTO, POOLED, *([] if adapters is None else [POOLED_AND_LOGITS])]
+    if decision not in allowed:
         raise RunError(
-            f"decision {decision} is not available for this run: it has statistics only, and no network was learned; "
-            f"allowed: {AUTO}, {POOLED}"
+            f"decision {decision} is not available for this run: it decides by statistics of encoded vectors; "
+            f"allowed: {', '.join(allowed)}"
         )
     decider = PooledState.of(checkpoint, config).decider(config.preset.alpha)
-    return Run(config, None, decider, checkpoint.progress.seconds)
+    if adapters is not None and (decision == POOLED_AND_LOGITS or (decision == AUTO and adapters.choice.weight)):
+        decider = decider.with_adapters(adapters.baked, adapters.choice.best.weight)
+    progress = checkpoint.progress
+    return Run(config, None, decider, progress.seconds, adapters=adapters, adapter_seconds=progress.adapter_seconds)

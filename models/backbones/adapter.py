@@ -12,6 +12,36 @@ from models.masks.task_layer import Connection, Units
 from models.mechanism import Mechanism
 
 
+class InputNorm(nn.Module):
+    """Standardises the numbers of a vector, for each task by its own photos: depths of a trunk differ in size."""
+
+    def __init__(self, mechanism: Mechanism, encoded: Units) -> None:
+        super().__init__()
+        self.norm = mechanism.norm(encoded)
+
+    def forward(self, encoded: Tensor) -> Tensor:
+        standardised: Tensor = self.norm(encoded)
+        return standardised
+
+    def bake(self, task: int) -> nn.Module:
+        return BakedNorm(*self.norm.live_affine(task))
+
+
+class BakedNorm(nn.Module):
+    """Every channel times a factor, plus an offset."""
+
+    factors: Tensor
+    offsets: Tensor
+
+    def __init__(self, factors: Tensor, offsets: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factors", factors.float())
+        self.register_buffer("offsets", offsets.float())
+
+    def forward(self, encoded: Tensor) -> Tensor:
+        return encoded * self.factors[:, None, None] + self.offsets[:, None, None]
+
+
 class AdapterStage(nn.Module):
     """A masked linear layer on every pixel, normalisation with the gate folded in, ReLU."""
 
@@ -31,5 +61,6 @@ class AdapterStage(nn.Module):
 def adapter(mechanism: Mechanism, encoded: Units, config: NetworkConfig) -> Backbone:
     """[n, channels, 1, 1] -> [n, base]; the tap is after the first layer. Of larger images, pixels are averaged."""
     first, second = mechanism.units(config.base), mechanism.units(config.base)
-    stages = AdapterStage(mechanism, encoded, first), AdapterStage(mechanism, first, second), GlobalPool()
-    return Backbone(nn.Sequential(*stages), second, make_tap(0, config.base, config.height, config.width))
+    layers = AdapterStage(mechanism, encoded, first), AdapterStage(mechanism, first, second)
+    stages = InputNorm(mechanism, encoded), *layers, GlobalPool()
+    return Backbone(nn.Sequential(*stages), second, make_tap(1, config.base, config.height, config.width))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.config import ROTATIONS
+from models.detectors.axes import rounded, write_axes
 from models.detectors.score import (
     Features,
     GraphOps,
@@ -33,21 +34,23 @@ TINY = 1e-3
 class ClassDistances(UnknownScore):
     """Squared distances from the means of groups of images, with one tied covariance per rotation.
 
-    The inverse root of a covariance is level * I + basis * gain * basis^T.
+    The inverse root of a covariance is level * I + axes * gain * axes^T.
     """
 
     # Unknown images are grouped by the standardised features, which separate new classes better without the copies.
     fits_copies = False
 
     means: Tensor  # [4, groups, features], standardised
-    basis: Tensor  # [4, features, rank], orthonormal columns
+    axes: Tensor  # [4, features, rank], 8-bit integers; times the scales, orthonormal columns but for rounding
+    scales: Tensor  # [4, 1, rank], of the axes
     gain: Tensor  # [4, 1, rank]
     level: Tensor  # [4, 1, 1]
 
     def __init__(self, name: str, classes: int) -> None:
         super().__init__(name, classes)
         self.register_buffer("means", torch.zeros(ROTATIONS, classes, 0))
-        self.register_buffer("basis", torch.zeros(ROTATIONS, 0, 0))
+        self.register_buffer("axes", torch.zeros(ROTATIONS, 0, 0, dtype=torch.int8))
+        self.register_buffer("scales", torch.ones(ROTATIONS, 1, 0))
         self.register_buffer("gain", torch.zeros(ROTATIONS, 1, 0))
         self.register_buffer("level", torch.ones(ROTATIONS, 1, 1))
 
@@ -61,8 +64,9 @@ class ClassDistances(UnknownScore):
             centres.append(centre)
             parts.append(_inverse_root(residual.T @ residual / len(residual), directions.shape[2]))
         columns = zip(*parts, strict=True)
-        basis, gain, level = (torch.stack(column).float().to(features.device) for column in columns)
-        self.basis, self.gain, self.level = basis, gain, level
+        axes, gain, level = (torch.stack(column).float().to(features.device) for column in columns)
+        self.axes, self.scales = rounded(axes)
+        self.gain, self.level = gain, level
         self.means = self._standardise(torch.stack(centres).float().to(features.device))
 
     def standardised(self, features: Tensor) -> Tensor:
@@ -70,7 +74,8 @@ class ClassDistances(UnknownScore):
         return self._standardise(directions_of(features))
 
     def _standardise(self, directions: Tensor) -> Tensor:
-        correction = torch.bmm(torch.bmm(directions, self.basis), (self.basis * self.gain).transpose(1, 2))
+        axes = self.axes * self.scales
+        correction = torch.bmm(torch.bmm(directions, axes), (axes * self.gain).transpose(1, 2))
         return directions * self.level + correction
 
     def measure(self, features: Features) -> Tensor:
@@ -80,9 +85,9 @@ class ClassDistances(UnknownScore):
 
     def write_measure(self, ops: GraphOps, features: Mapping[str, str]) -> str:
         name, direction = self.name, write_directions(ops, features, "deep")
-        basis, gain = ops.fitted(f"{name}/basis", self.basis), ops.fitted(f"{name}/gain", self.gain)
-        level = ops.fitted(f"{name}/level", self.level)
-        white = write_standardised(ops, name, direction, basis, gain, level, [0, 2, 1])
+        axes = write_axes(ops, name, self.axes, self.scales)
+        gain, level = ops.fitted(f"{name}/gain", self.gain), ops.fitted(f"{name}/level", self.level)
+        white = write_standardised(ops, name, direction, axes, gain, level, [0, 2, 1])
         return write_squared_distances(ops, name, white, self.means)
 
 
@@ -117,17 +122,17 @@ class Relative(ClassDistances):
 
 
 def write_standardised(
-    ops: GraphOps, name: str, direction: str, basis: str, gain: str, level: str, transposed: list[int]
+    ops: GraphOps, name: str, direction: str, axes: str, gain: str, level: str, transposed: list[int]
 ) -> str:
-    """`ClassDistances.standardised` as nodes; `transposed` are the axes of a basis with its last two exchanged."""
-    gained = ops.fold("Transpose", "back", [ops.fold("Mul", "gained", [basis, gain])], perm=transposed)
-    along = ops.add("MatMul", f"{name}/along", [direction, basis])
+    """`ClassDistances.standardised` as nodes; `transposed` are the dimensions of `axes`, the last two exchanged."""
+    gained = ops.fold("Transpose", "back", [ops.fold("Mul", "gained", [axes, gain])], perm=transposed)
+    along = ops.add("MatMul", f"{name}/along", [direction, axes])
     correction = ops.add("MatMul", f"{name}/correction", [along, gained])
     return ops.add("Add", f"{name}/white", [ops.add("Mul", f"{name}/levelled", [direction, level]), correction])
 
 
 def _inverse_root(covariance: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Basis, gain and level of the shrunk covariance; dividing by `count` makes tasks of any width comparable."""
+    """Axes, gain and level of the shrunk covariance; dividing by `count` makes tasks of any width comparable."""
     spherical = covariance.diagonal().sum().clamp(min=LEAST_VARIANCE) / count
     variance, axes = torch.linalg.eigh(covariance)
     shrunk = (1 - SHRINKAGE) * variance.clamp(min=0) + SHRINKAGE * spherical

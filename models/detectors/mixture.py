@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from models.config import ROTATIONS
+from models.detectors.axes import rounded, write_axes
 from models.detectors.mahalanobis import LEAST_VARIANCE
 from models.detectors.score import (
-    FLOAT,
     Features,
     GraphOps,
     Means,
@@ -28,8 +28,6 @@ ENOUGH_IMAGES = 1250
 SHRINKAGE = 0.1
 POWER_STEPS = 4
 GROUPING_RANK = 24
-LARGEST = 127
-"""Axes are stored as integers up to this."""
 
 
 class ClassMixtures(UnknownScore):
@@ -38,9 +36,6 @@ class ClassMixtures(UnknownScore):
     Features are first scaled to length 1. With the mean m of a component, its largest variances v_r along the axes b_r
     and the mean u of all others, it is |x - m|^2 / u - sum_r (1 / u - 1 / v_r) (b_r (x - m))^2 + log |covariance|.
     x - m is squared as it is: multiplied out, large numbers would cancel where a class's features lie close together.
-
-    Axes are most of what is stored per task, so they are rounded to 8 bits before anything is derived from them.
-    Nothing is approximated afterwards: the Gaussians are slightly different ones.
     """
 
     depth: str
@@ -112,9 +107,7 @@ class ClassMixtures(UnknownScore):
 
     def write_measure(self, ops: GraphOps, features: Mapping[str, str]) -> str:
         name, direction = self.name, write_directions(ops, features, self.depth)
-        stored, scales = ops.fitted(f"{name}/axes", self.axes), ops.fitted(f"{name}/scales", self.scales)
-        axes = ops.fold("Mul", "scaled", [ops.fold("Cast", "float", [stored], to=FLOAT), scales])
-        along = ops.add("MatMul", f"{name}/along", [direction, axes])
+        along = ops.add("MatMul", f"{name}/along", [direction, write_axes(ops, name, self.axes, self.scales)])
         along = ops.add("Sub", f"{name}/along", [along, ops.fitted(f"{name}/shifts", self.shifts)])
         rank = self.axes.shape[2] // self.components
         table = ops.constant(f"table{self.components}x{rank}", [0, 0, self.components, rank])
@@ -146,12 +139,6 @@ class DeepMixture(ClassMixtures):
     """In the features at the end of the body."""
 
     depth = "deep"
-
-
-def rounded(axes: Tensor) -> tuple[Tensor, Tensor]:
-    """[4, features, axes] -> the same in 8 bits, and a scale for each axis."""
-    scales = (axes.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=torch.finfo(axes.dtype).tiny)
-    return (axes / scales).round().to(torch.int8), scales
 
 
 def _clusters(directions: Tensor, number: int) -> list[Tensor]:

@@ -30,7 +30,7 @@ INSTALL = "pip install -e '.[photos]'"
 State = dict[str, NDArray[np.float64]]
 
 
-class Published(NamedTuple):
+class PublishedWeights(NamedTuple):
     """The weights of one variant, and the size of the images that it was trained for."""
 
     sha256: str
@@ -38,14 +38,15 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "efficientnet-lite0": Published("579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 224),
-    "efficientnet-lite1": Published("77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 240),
-    "efficientnet-lite2": Published("9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 260),
+    "efficientnet-lite0": PublishedWeights("579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 224),
+    "efficientnet-lite1": PublishedWeights("77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 240),
+    "efficientnet-lite2": PublishedWeights("9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 260),
 }
 
 
 def open_lite(request: TrunkRequest) -> Trunk:
     """The trunk of the published weights, or of a state dict with the same names."""
+    request.check_options()
     published = PUBLISHED[request.name]
     file = request.weights or packaged_file(request.name)
     sha256 = file_sha256(file)
@@ -83,7 +84,7 @@ def packaged_file(name: str) -> Path:
 
 def write_lite(state: State) -> tuple[tuple[int, ...], TrunkGraph]:
     """The widths of the depths, and the graph: the last block of every stage but the first, and the head, are read."""
-    writer = _Writer(state)
+    writer = _GraphBuilder(state)
     maps = writer.stem()
     blocks = len({name.split(".")[1] for name in state if name.startswith("_blocks.")})
     widths = [len(state[f"_blocks.{block}._project_conv.weight"]) for block in range(blocks)]
@@ -107,7 +108,7 @@ def write_lite(state: State) -> tuple[tuple[int, ...], TrunkGraph]:
     return tuple(len(depth.mean) for depth in depths), writer.graph
 
 
-class _Writer:
+class _GraphBuilder:
     def __init__(self, state: State) -> None:
         self._state = state
         self.graph = TrunkGraph()

@@ -68,12 +68,23 @@ class TrunkGraph:
         share = self.constant("share", 1 / math.sqrt(len(parts)))
         self.add("Mul", OUTPUT, [joined, share])
 
-    def model(self, size: int, dim: int) -> bytes:
-        """The checked and serialised model."""
+    def extend(self, graph: onnx.GraphProto) -> None:
+        """Add the nodes and constants of another graph, whose names must be different."""
+        self._nodes += graph.node
+        self._constants |= {tensor.name: tensor for tensor in graph.initializer}
+
+    def model(self, size: int, dim: int, like: onnx.ModelProto | None = None) -> bytes:
+        """The checked and serialised model, with the operators and functions of the model that it extends."""
         pixels = helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", size, size, 3])
         encoded = helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["batch", dim])
         graph = helper.make_graph(self._nodes, "trunk", [pixels], [encoded], list(self._constants.values()))
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="openworld")
+        opsets = [helper.make_opsetid("", OPSET)] if like is None else like.opset_import
+        model = helper.make_model(
+            graph,
+            functions=[] if like is None else like.functions,
+            opset_imports=opsets,
+            ir_version=IR_VERSION if like is None else like.ir_version,
+            producer_name="openworld",
+        )
         onnx.checker.check_model(model, full_check=True)
         return bytes(model.SerializeToString(deterministic=True))

@@ -1,14 +1,13 @@
 """The cache of encoded images on disk: where it is, how large it may become, and how it is emptied.
 
 It has one part per trunk and view with the vectors, and one part with the digests of files. A vector belongs to the
-content of a file. Digests are only there to save reading files again that did not change.
+content of a file. Digests are only there to save reading files again that did not change. Beside them are graphs that
+torch has exported (`models.trunks.stored_graphs`).
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.trunks import cache_settings
+from models.trunks.cache_settings import FOLDER_VARIABLE, GB, LIMIT_VARIABLE, cache_folder
+from models.trunks.stored_graphs import GRAPHS
 from serving.bundle.atomic import replace_file
 from training.data.images import DataError
 from training.data.records import INDEX, KEY, Records
 
-FOLDER_VARIABLE, LIMIT_VARIABLE = "OPENWORLD_CACHE", "OPENWORLD_CACHE_GB"
-DEFAULT_GB = 20.0
-GB = 1024**3
 VECTORS, DIGESTS, ABOUT = "encoded", "digests", "about.json"
 DIGESTS_SHARE = 0.05
 """The share of the allowed size at which the digests of files are forgotten."""
@@ -137,24 +136,12 @@ class Cache:
         )
 
 
-def cache_folder() -> Path:
-    """OPENWORLD_CACHE, else a folder in the user's cache folder."""
-    if given := os.environ.get(FOLDER_VARIABLE):
-        return Path(given).expanduser().resolve()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "openworld"
-
-
 def cache_limit() -> int:
-    """The bytes that all vectors together may take: OPENWORLD_CACHE_GB, or 20 GB."""
-    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_GB)
+    """The bytes that all vectors together may take; raises a DataError if the setting cannot be used."""
     try:
-        limit = float(text)
-    except ValueError:
-        limit = math.nan
-    if not 0 < limit < math.inf:
-        raise DataError(f"{LIMIT_VARIABLE} is {text!r}; allowed: gigabytes above 0, such as {DEFAULT_GB:g}")
-    return int(limit * GB)
+        return cache_settings.cache_limit()
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def parts(folder: Path) -> list[Part]:
@@ -171,8 +158,9 @@ def parts(folder: Path) -> list[Part]:
 
 def clear(folder: Path) -> int:
     """Remove the whole cache; returns its size in bytes."""
-    size = sum(part.bytes for part in parts(folder))
-    for name in (VECTORS, DIGESTS):
+    graphs = sum(file.stat().st_size for file in (folder / GRAPHS).glob("*"))
+    size = sum(part.bytes for part in parts(folder)) + graphs
+    for name in (VECTORS, DIGESTS, GRAPHS):
         shutil.rmtree(folder / name, ignore_errors=True)
     return size
 

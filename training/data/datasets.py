@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from models.suggest import unknown_name
 from serving.bundle.manifest import ImageSpec
 from training.data.class_folders import class_folders, subfolders
 from training.data.downloads import OWN_NAMES, PUBLISHED, published, tiny_imagenet
 from training.data.images import TEST_SHARE, DataError, Source
 from training.data.originals import array_originals
 from training.data.reader import PixelReader, Reader
-from training.show.suggest import unknown_name
 
 SPLIT_SEED = 0
 """The test images depend on neither seed nor method, so that runs can be compared."""

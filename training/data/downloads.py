@@ -15,7 +15,7 @@ from training.data.originals import FileOriginal, array_originals
 from training.data.reader import Reader
 
 
-class Published(NamedTuple):
+class TorchvisionDataset(NamedTuple):
     """A data set of torchvision: its class there, its folder as unpacked, and its labels."""
 
     name: str
@@ -25,14 +25,14 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "mnist": Published("MNIST", "MNIST/raw", tuple(map(str, range(10)))),
-    "fashion-mnist": Published("FashionMNIST", "FashionMNIST/raw"),
-    "cifar10": Published("CIFAR10", "cifar-10-batches-py"),
-    "cifar100": Published("CIFAR100", "cifar-100-python"),
+    "mnist": TorchvisionDataset("MNIST", "MNIST/raw", tuple(map(str, range(10)))),
+    "fashion-mnist": TorchvisionDataset("FashionMNIST", "FashionMNIST/raw"),
+    "cifar10": TorchvisionDataset("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": TorchvisionDataset("CIFAR100", "cifar-100-python"),
 }
 
 
-def published(which: Published, reader: Reader, data: str | None) -> Source:
+def published(which: TorchvisionDataset, reader: Reader, data: str | None) -> Source:
     """Load a data set; `data` is the folder that contains its folder, or into which it is downloaded."""
     from torchvision import datasets
 

@@ -17,10 +17,12 @@ def open_sources(
     *,
     trunk: Trunk | None = None,
     weights: Path | None = None,
+    run: Path | None = None,
 ) -> Sources:
     """The sources of a run's images; raises a TrunkError if the run's trunk is missing or has other weights.
 
-    `trunk` is the one that is open already; else `weights` is its file, if not the published one.
+    `trunk` is the one that is open already; else `weights` is its file, if not the published one, and `run` the folder
+    of the run, which has the weights of a trunk that was learned from its images.
     """
     if config.trunk is None:
         return Sources(config, data, quarantine)
@@ -28,5 +30,5 @@ def open_sources(
     from training.data.encoder import Encoder
     from training.show.console import Reporter
 
-    opened = trunk or reopen(config.trunk, weights=weights)
+    opened = trunk or reopen(config.trunk, weights=weights, run=run)
     return Sources(config, data, quarantine, Encoder(opened, reporter=Reporter()))

@@ -168,6 +168,15 @@ def _split(numbers: Sequence[int], config: RunConfig) -> tuple[Sequence[int], Se
     return shuffled[tests + validations :], shuffled[tests : tests + validations], shuffled[:tests]
 
 
+def read_items(address: Address, chosen: Iterable[tuple[str, int]], reader: Reader) -> Images:
+    """The images with these labels and ids that can be read, in the order of both."""
+    with address.opened() as store:
+        shared = _OpenStore(store)
+        images = _read(address, shared, chosen, reader)
+        shared.store = None
+    return images
+
+
 def _read(address: Address, store: _OpenStore, chosen: Iterable[tuple[str, int]], reader: Reader) -> Images:
     ordered = sorted(chosen)
     originals = [StoredOriginal(address, number, store) for _, number in ordered]
@@ -183,9 +192,12 @@ GONE = "it no longer exists"
 
 @dataclass
 class _OpenStore:
-    """A store that originals share while many of them are read; None afterwards."""
+    """A store that originals share while many of them are read; None afterwards, and on another machine."""
 
     store: Store | None
+
+    def __reduce__(self) -> tuple[type[_OpenStore], tuple[None]]:
+        return _OpenStore, (None,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.config import Lesson, RunConfig
 from training.data.datasets import kind_of, load_source
-from training.data.images import DataError, Source, join
+from training.data.images import DataError, Images, Source, join
 from training.data.quarantined import QUARANTINE, Address, load_unknowns
-from training.data.reader import Reader
+
+if TYPE_CHECKING:
+    from training.data.encoder import Encoder
+    from training.data.encoding import View
 
 
 class Sources:
@@ -20,7 +24,7 @@ class Sources:
         config: RunConfig,
         data: str | None = None,
         quarantine: Address | None = None,
-        encoder: Reader | None = None,
+        encoder: "Encoder | None" = None,
     ) -> None:
         """`data` replaces the folder of every lesson whose classes it has.
 
@@ -51,6 +55,12 @@ class Sources:
     def read(self, name: str, data: str | None) -> Source:
         """Another data set, read in the same way as the images of the run."""
         return load_source(name, self.config.preset.image, data, self._encoder)
+
+    def views(self, images: Images, view: "View", name: str | None = None) -> Images:
+        """Images of a run with a trunk in another view; see `Encoder.views`."""
+        if self._encoder is None:
+            raise DataError("views of images need a trunk, and this run has none")
+        return self._encoder.views(images, view, name)
 
     def test_images(self) -> tuple[Source, list[str]]:
         """The test images of all lessons that are at hand, and the reasons why others are not."""

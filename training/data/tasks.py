@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.suggest import did_you_mean
 from training.config import RunConfig, Tasks
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 from training.host.device import has_room
-from training.show.suggest import did_you_mean
 
 _LABEL = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^,;]*?))\s*([,;]|$)')
 """A label in double quotes (doubled inside), or one without commas and semicolons; and the separator after it."""
@@ -41,6 +41,11 @@ class Batchable:
     @property
     def device(self) -> torch.device:
         return self.local_classes.device
+
+    @property
+    def place(self) -> torch.device:
+        """Where the pixels are."""
+        return self.pixels.device
 
     def images(self, index: Tensor | slice) -> Tensor:
         """Some of the images as floats in [0, 1], on the device."""
@@ -167,16 +172,21 @@ def check_new(tasks: Tasks, config: RunConfig) -> None:
             )
 
 
-def task_data(source: Source, config: RunConfig, task: int, device: torch.device) -> TaskData:
+def task_split(source: Source, config: RunConfig, task: int) -> tuple[Images, Images]:
     """The training and validation images of one task, and no image of another task."""
     labels = config.tasks[task]
     train = source.train.of(labels)
     if (limit := config.preset.images_per_class) is not None:
         train = _at_most(train, limit, config.seed)
     if source.validation is None:
-        train, validation = train.split(config.preset.validation_share, config.seed)
-    else:
-        validation = source.validation.of(labels)
+        return train.split(config.preset.validation_share, config.seed)
+    return train, source.validation.of(labels)
+
+
+def task_data(source: Source, config: RunConfig, task: int, device: torch.device) -> TaskData:
+    """The same, ready to be learned from."""
+    labels = config.tasks[task]
+    train, validation = task_split(source, config, task)
     place = device if has_room(device, train.pixels.nbytes) else torch.device("cpu")
     return TaskData(labels, _batchable(train, labels, device, place), _batchable(validation, labels, device, device))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from models.detectors.detector import is_uneven
 from models.masks.all_reduce import processes, summed
 from models.network import Network
 from training.config import Augmentation, FeatureLearning
-from training.data.tasks import Batchable, TaskData
+from training.data.tasks import TaskData
 from training.host.device import Forward, channels_last_on_gpu, compiled, mixed_precision
 from training.host.distributed import Share, independent_dropout, sum_gradients
 from training.learn.augment import PAIR, rotated_views, standard_view
@@ -44,11 +45,31 @@ def epoch_order(local_classes: Tensor) -> Tensor:
     return torch.cat(chosen)[torch.randperm(count)]
 
 
-def batches(data: Batchable, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor, Share]]:
+class Learnable(Protocol):
+    """What is learned from: images as pixels (`training.data.tasks.Batchable`), or as encoded views."""
+
+    @property
+    def local_classes(self) -> Tensor: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def place(self) -> torch.device:
+        """Where an index must be."""
+        ...
+
+    def __len__(self) -> int: ...
+    def in_turn(self, indices: Iterable[Tensor]) -> Iterator[Tensor]: ...
+
+
+BatchLoss = Callable[[Tensor, Tensor, Share, float, int], Tensor]
+"""Images, classes, share, sharpness and the number of the batch -> this process's part of the loss of the batch."""
+
+
+def batches(data: Learnable, size: int, least: int = 1) -> Iterator[tuple[Tensor, Tensor, Share]]:
     """One epoch in random order: images in [0, 1], classes, and the share of each batch that this process has."""
     parts = epoch_order(data.local_classes).split(batch_sizes(len(data), size, least))
     shares = [Share.of(len(part)) for part in parts]
-    own = [part[share.rows].to(data.pixels.device) for part, share in zip(parts, shares, strict=True)]
+    own = [part[share.rows].to(data.place) for part, share in zip(parts, shares, strict=True)]
     for images, index, share in zip(data.in_turn(own), own, shares, strict=True):
         yield images, data.local_classes[index], share
 
@@ -65,25 +86,41 @@ def learn_features(
     compiling: bool = False,
 ) -> Iterator[float]:
     """Yields the mean loss of each of the given epochs; an epoch is run when its loss is requested."""
-    network.train()
     forward: Forward = network.project if how.loss == "csi" else network.features
     if compiling:
         forward = compiled(forward)
+
+    def loss_of(images: Tensor, classes: Tensor, share: Share, sharpness: float, batch: int) -> Tensor:
+        return _loss(network, forward, task, images, classes, share, how, views, sharpness, batch)
+
+    yield from run_epochs(network, task, data.train, how, optimizer, epochs, loss_of)
+
+
+def run_epochs(
+    network: Network,
+    task: int,
+    train: Learnable,
+    how: FeatureLearning,
+    optimizer: torch.optim.Optimizer,
+    epochs: range,
+    loss_of: BatchLoss,
+) -> Iterator[float]:
+    """The steps of `learn_features`, with any loss of a batch; the mask mechanism takes part in each of them."""
+    network.train()
     hooks = network.mechanism.step_hooks(task, how)
     trainable = network.trainable(task)
     # Small images may end as a single pixel, where a norm needs two images to have a variance. CSI has eight views.
     least = 2 if how.loss == "ce" else 1
-    count = len(batch_sizes(len(data.train), how.batch_size, least))
-    device = data.train.device
+    count = len(batch_sizes(len(train), how.batch_size, least))
     for epoch in epochs:
         # Summed on the device: reading the loss of every step would wait for the GPU every time.
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size, least)):
+        total = torch.zeros((), dtype=torch.float64, device=train.device)
+        for batch, (images, classes, share) in enumerate(batches(train, how.batch_size, least)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             set_lr(optimizer, how.lr * warmup_cosine(progress, how.warmup_epochs / how.epochs, how.warmup_start))
             # With one batch per epoch, the position advances over the epochs instead of over an epoch's batches.
             sharpness = hooks.begin_step(batch / (count - 1) if count > 1 else epoch / max(how.epochs - 1, 1))
-            loss = _loss(network, forward, task, images, classes, share, how, views, sharpness, batch)
+            loss = loss_of(images, classes, share, sharpness, batch)
             total += loss.detach().double() * share.total
             if (regulariser := hooks.regulariser()) is not None:
                 # Every process computes the whole term, so each contributes an equal part.
@@ -94,7 +131,7 @@ def learn_features(
             hooks.before_step()
             optimizer.step()
             hooks.after_step()
-        yield summed(total).item() / len(data.train)
+        yield summed(total).item() / len(train)
 
 
 def _loss(

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+from rich.console import Console
+
+from models.trunks.trunk import OWN_WEIGHTS
+from serving.bundle.atomic import replace_file
 from training.config import system_title
 from training.host.device import choose_device, describe, prepare
 from training.host.distributed import barrier, is_main
@@ -11,6 +15,7 @@ from training.learn.plan import TrainingPlan
 from training.learn.pooled_learner import PooledLearner
 from training.measure.evaluation import evaluate, measure
 from training.run import RunError, open_run
+from training.show.adapters import print_gain
 from training.show.console import Reporter, print_summary
 from training.show.page import PAGE, write_page
 from training.store.checkpoint import METRICS, write_config, write_json, writing
@@ -31,8 +36,8 @@ def fit_plan(
     # The other processes must have read the run before the main process changes it.
     barrier()
     tracking = Tracking(folder, config, trackers)
-    if config.quick:
-        learner: Learner | PooledLearner = PooledLearner(folder, config, reporter)
+    if config.trunk is not None:
+        learner: Learner | PooledLearner = PooledLearner(folder, config, device, reporter, tracking)
     else:
         learner = Learner(folder, config, device, reporter, tracking, compiling=compiling)
     if plan.begun:
@@ -53,7 +58,9 @@ def fit_plan(
     with writing(folder / METRICS):
         write_json(folder / METRICS, result)
     tracking.measured(result)
-    print_summary(result)
+    console = Console(quiet=reporter.console.quiet)
+    print_summary(result, console)
+    print_gain(console, result["adapters"])
     with writing(folder / PAGE):
         write_page(folder, evaluation, result)
 
@@ -64,4 +71,7 @@ def _write_config(plan: TrainingPlan) -> None:
         plan.folder.mkdir(parents=True, exist_ok=True)
         for name in (METRICS, PAGE):
             (plan.folder / name).unlink(missing_ok=True)
+        if plan.trunk_weights is not None:
+            # Before the configuration, which has its checksum.
+            replace_file(plan.folder / OWN_WEIGHTS, plan.trunk_weights)
         write_config(plan.folder, plan.config)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from serving.bundle.pooled.learning import SOLVES, projection_for
 from serving.bundle.providers import CPU
+from training.config import Preset
 from training.data.class_folders import TEST_FOLDERS, entries, subfolders
 from training.data.encoder import Encoder
+from training.data.images import TEST_SHARE
 from training.data.originals import FileOriginal
-from training.learn.pooled_fit import SOLVES, projection_for
+from training.learn.adapters.forecast import AdapterForecast, forecast_adapters
 from training.show.console import Reporter
 
 MEASURING = "measuring"
@@ -26,7 +30,18 @@ COPIES = 4
 """Matrices of the size of the statistics that are in memory at a time."""
 
 
-def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], tasks: int, stored: int = 0) -> None:
+class Expected(NamedTuple):
+    """What a run is going to learn."""
+
+    tasks: int
+    classes: int
+    preset: Preset
+    seed: int
+    quick: bool
+    """Whether no adapters are learned."""
+
+
+def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expected: Expected, stored: int = 0) -> None:
     """Print what will be done, the expected time, memory and disk, and show the progress of the whole run.
 
     `folders` hold the images; `stored` more are in a quarantine.
@@ -35,24 +50,57 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], tasks
     some = [photos[place] for place in np.linspace(0, len(photos) - 1, SAMPLED).astype(int)] if photos else []
     each = encoder.seconds_per_image(some)
     missing = encoder.missing(photos) + stored
-    length = projection_for(encoder.spec.dim).length
+    length, tasks = projection_for(encoder.spec.dim).length, expected.tasks
     per_task = SOLVES * seconds_to_solve(length)
-    phases = {"encoding": each * missing, **{f"task {task}": per_task for task in range(tasks)}}
+    phases = {"encoding": each * missing}
+    adapters = None
+    if not expected.quick:
+        taught = sum(taught_share(Path(folder)) * len(photo_files(Path(folder))) for folder in folders) + stored
+        adapters = forecast_adapters(encoder, photos, round(taught), tasks, expected.classes, each, expected.preset,
+                                     expected.seed)  # fmt: skip
+        phases |= adapters.phases
+    phases |= {f"task {task}": per_task for task in range(tasks)}
     phases[MEASURING] = 0.1 * per_task
-    vectors, matrix = 4 * encoder.spec.dim * (len(photos) + stored), 8 * length**2
+    vectors, matrix = len(photos) + stored + (adapters.vectors if adapters else 0), 8 * length**2
     device = "the CPU" if encoder.provider == CPU else encoder.provider
     spec = encoder.spec
+    of_tasks = f"{tasks} {'task' if tasks == 1 else 'tasks'}"
     reporter.print(
-        f"{len(photos) + stored} photos: {spec.name} encodes each once at {spec.size}x{spec.size} pixels on {device} "
-        f"({1000 * each:.0f} ms each; {missing} are not in the cache yet), then the statistics of {tasks} "
-        f"{'task' if tasks == 1 else 'tasks'} are computed"
+        f"{len(photos) + stored} photos: {spec.public_name} encodes each once at {spec.size}x{spec.size} pixels on "
+        f"{device} ({1000 * each:.0f} ms each; {missing} are not in the cache yet), then {_steps(adapters)}the "
+        f"statistics of {of_tasks} are computed"
     )
     reporter.print(
         f"expected: {duration(sum(phases.values()))} in total ({duration(phases['encoding'])} to encode, "
-        f"{duration(per_task)} per task), {(BASE_MEMORY + COPIES * matrix) / 1e9:.1f} GB of memory, "
-        f"{vectors / 1e6:.0f} MB for vectors in {encoder.folder}, {matrix / 1e6:.0f} MB for the run"
+        f"{_of_adapters(adapters)}{duration(per_task)} per task), {(BASE_MEMORY + COPIES * matrix) / 1e9:.1f} GB of "
+        f"memory, {4 * encoder.spec.dim * vectors / 1e6:.0f} MB for vectors in {encoder.folder}, "
+        f"{matrix / 1e6:.0f} MB for the run"
     )
+    for note in encoder.trunk.notes:
+        reporter.print(f"{spec.public_name}: {note}")
     reporter.expect(phases)
+
+
+def _steps(adapters: AdapterForecast | None) -> str:
+    if adapters is None:
+        return ""
+    return f"training photos in {adapters.views} more views, from which the adapter of each task learns, and "
+
+
+def _of_adapters(adapters: AdapterForecast | None) -> str:
+    if adapters is None:
+        return ""
+    learning = duration(adapters.seconds - adapters.encoding)
+    return f"{duration(adapters.encoding)} for more views and {learning} to learn adapters, which --quick saves, "
+
+
+def taught_share(root: Path) -> float:
+    """About which share of the photos of a folder is learned from."""
+    taught = root / "train"
+    if not taught.is_dir():
+        return 1 - TEST_SHARE
+    every, own = len(photo_files(root)), sum(len(entries(folder)) for folder in subfolders(taught))
+    return own / max(every, 1)
 
 
 def duration(seconds: float) -> str:

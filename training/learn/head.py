@@ -20,10 +20,11 @@ from models.network import Network
 from serving.bundle.decision import Rule, threshold
 from training.config import Augmentation, HeadLearning
 from training.data.tasks import Batchable, TaskData
-from training.host.distributed import sum_gradients
+from training.host.distributed import Share, sum_gradients
 from training.learn.augment import rotated_views, slight_change
 from training.learn.decisions import task_side
-from training.learn.features import batches
+from training.learn.features import Learnable, batches
+from training.learn.folds import ENOUGH_VALIDATION, folds_of
 from training.learn.measurements import EVALUATION_BATCH, task_measurements
 from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
 
@@ -35,9 +36,6 @@ MOST_UNKNOWN = 0.2
 """The share of slightly changed validation images that the chosen strength may leave to be called unknown."""
 CHANGED_TIMES = 4
 """How often each validation image is changed to measure that share."""
-FOLDS = 5
-ENOUGH_VALIDATION = 200
-"""With so many validation images, p-values rest on them alone."""
 
 
 def fit_head(
@@ -50,16 +48,37 @@ def fit_head(
     epochs: range,
 ) -> Iterator[float]:
     """Yields the mean loss of each epoch in which the linear head learns classes and rotations; features are frozen."""
+
+    def views_of(images: Tensor, classes: Tensor, share: Share) -> tuple[Tensor, Tensor]:
+        return rotated_views(images, classes, data.classes, views, 1, share)
+
+    yield from run_head_epochs(network, task, data.train, how, optimizer, epochs, views_of)
+
+
+ViewsOf = Callable[[Tensor, Tensor, Share], tuple[Tensor, Tensor]]
+"""Images, their classes and their share -> views of them and the classes of these."""
+
+
+def run_head_epochs(
+    network: Network,
+    task: int,
+    train: Learnable,
+    how: HeadLearning,
+    optimizer: torch.optim.Optimizer,
+    epochs: range,
+    views_of: ViewsOf,
+) -> Iterator[float]:
+    """The steps of `fit_head`, with any views of a batch: all rotations of each image."""
     network.eval()
     head = network.head(task)
-    count = -(-len(data.train) // how.batch_size)
+    count = -(-len(train) // how.batch_size)
     for epoch in epochs:
-        total = torch.zeros((), dtype=torch.float64, device=data.train.device)
-        for batch, (images, classes, share) in enumerate(batches(data.train, how.batch_size)):
+        total = torch.zeros((), dtype=torch.float64, device=train.device)
+        for batch, (images, classes, share) in enumerate(batches(train, how.batch_size)):
             progress = (epoch + (batch + 0.5) / count) / how.epochs
             fall = tenfold_steps(progress, how.milestones) if how.milestones else warmup_cosine(progress, 0)
             set_lr(optimizer, how.lr * fall)
-            rotated, rotated_classes = rotated_views(images, classes, data.classes, views, 1, share)
+            rotated, rotated_classes = views_of(images, classes, share)
             with torch.no_grad():
                 features = network.features(rotated, task)
             loss = functional.cross_entropy(head.all_logits(features), rotated_classes, reduction="sum")
@@ -69,7 +88,7 @@ def fit_head(
             loss.backward()
             sum_gradients(head.parameters())
             optimizer.step()
-        yield summed(total).item() / len(data.train)
+        yield summed(total).item() / len(train)
 
 
 class Copies(NamedTuple):
@@ -151,7 +170,7 @@ def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Featu
 
 def _left_out(network: Network, task: int, every: Features, local_classes: Tensor) -> dict[str, Tensor]:
     """Measurements [images, columns] of every training image by detectors that were fitted to the other folds."""
-    fold = _folds(local_classes)
+    fold = folds_of(local_classes)
     if not len(fold):
         return {}
     live = network.head(task).live_part(network.connection.after.live(task))
@@ -165,17 +184,6 @@ def _left_out(network: Network, task: int, every: Features, local_classes: Tenso
         for name, values in means.items():
             found.setdefault(name, values.new_empty(len(fold), values.shape[1]))[out] = values
     return found
-
-
-def _folds(local_classes: Tensor) -> Tensor:
-    """The fold of each image [n], at random but the same number of each class; none if a class has a single image."""
-    counts = torch.bincount(local_classes)
-    folds = min(FOLDS, int(counts.min()))
-    fold = torch.empty_like(local_classes)
-    for local_class, count in enumerate(counts.tolist()):
-        order = torch.randperm(count).to(fold.device)
-        fold[local_classes == local_class] = order % folds
-    return fold if folds > 1 else fold[:0]
 
 
 @torch.no_grad()
@@ -196,11 +204,11 @@ def fit_calibration(network: Network, task: int, data: Batchable) -> None:
     head = network.head(task)
     seen = [network.rotated_features(data.images(index), task) for index in _parts(data)]
     logits = torch.cat([head.each_rotation(features).mean(dim=0) for features in seen]).double()
-    head.scale.fill_(_temperature_scale(logits, data.local_classes))
+    head.scale.fill_(temperature_scale(logits, data.local_classes))
     head.shift.fill_(-(logits.amax(dim=1) * head.scale).mean().item())
 
 
-def _temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
+def temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
     """The scale in [0.01, 100] with the smallest cross-entropy on Platt's smoothed targets."""
     count, classes = logits.shape
     if classes == 1:

@@ -22,6 +22,7 @@ from training.learn.buffer import Buffer, keep_some
 from training.learn.correction import Correction, fit_corrections
 from training.learn.decisions import Nats, added, changed_acceptance, choose, cross_entropies
 from training.learn.features import learn_features
+from training.learn.finite import check_finite
 from training.learn.head import fit_calibration, fit_detectors, fit_head, fit_ranges
 from training.learn.optimizers import make_optimizer
 from training.measure.alternative_rules import learned_logits
@@ -179,7 +180,7 @@ class Learner:
                 seed_everything(self.config.seed, task, phase, epoch)
                 begun = time.monotonic()
                 loss = next(losses)
-                _check_finite(f"task {task}, {phase}, epoch {epoch + 1}", loss, optimizer)
+                check_finite(f"task {task}, {phase}, epoch {epoch + 1}", loss, optimizer)
                 if is_main():
                     seconds = round(time.monotonic() - begun, 3)
                     with writing(self.folder / HISTORY):
@@ -199,18 +200,3 @@ class Learner:
 def _title(task: int, data: TaskData) -> str:
     """Such as "task 0 (cat, dog)"."""
     return f"task {task} ({', '.join(data.labels[:4])}{', ...' if data.classes > 4 else ''})"
-
-
-def _check_finite(where: str, loss: float, optimizer: torch.optim.Optimizer) -> None:
-    """NaN or infinity would contaminate all later tasks, so it is never checkpointed."""
-    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not math.isfinite(loss):
-        got = f"the loss is {loss}"
-    elif not all(bool(weight.isfinite().all()) for weight in weights):
-        got = "the last step left weights that are not finite"
-    else:
-        return
-    raise RunError(
-        f"{where}: {got}; allowed: finite numbers. The checkpoint before it is kept, but --resume would end in the "
-        "same way: start again in another --out, with another --seed or a smaller learning rate (training/presets.py)"
-    )

@@ -1,21 +1,23 @@
-"""The preset for photographs: a frozen, pre-trained trunk, and statistics of its encoded vectors."""
+"""The preset for photographs: a frozen, pre-trained trunk, statistics of its encoded vectors, and adapters on them."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
 from models.config import NetworkConfig
 from models.masks import MECHANISMS
+from models.suggest import unknown_name
 from models.trunks import DEFAULT_TRUNK
-from models.trunks.trunk import Trunk, TrunkSpec, open_trunk
+from models.trunks.patches import NAME as PATCHES
+from models.trunks.trunk import TrunkRequest, TrunkSpec
 from serving.bundle.manifest import ImageSpec
 from training.config import VECTOR, FeatureLearning, HeadLearning, Preset
-from training.show.suggest import unknown_name
+from training.presets import PRESETS
 
 PHOTOS = "photos"
 """The name of the preset."""
@@ -27,24 +29,35 @@ SAMPLED = 24
 """Images of a folder that are looked at."""
 GREY_DIFFERENCE = 8
 """Channels of a grey image differ by at most this, after JPEG."""
+WIDTH = 128
+"""Units of each layer of the adapters, of all tasks together."""
+
+Loss = Literal["csi", "ce"]
 
 
-def chosen_trunk(chosen: argparse.Namespace) -> Trunk | None:
+def chosen_trunk(chosen: argparse.Namespace) -> TrunkRequest | None:
     """The trunk that the options of `openworld fit` ask for, or that suits the images; None: learn from scratch."""
-    named = chosen.trunk
+    named, own = chosen.trunk, ("trunk_weights", "trunk_option", "quick")
     if named == NO_TRUNK or (named is None and chosen.preset not in (None, PHOTOS)):
-        _refuse(chosen, "without a trunk", "trunk_weights", "quick")
+        _refuse(chosen, "without a trunk", *own)
         if chosen.preset == PHOTOS:
             raise ValueError(f"--preset {PHOTOS} needs a trunk; allowed with --trunk {NO_TRUNK}: --preset images")
         return None
-    if chosen.preset not in (None, PHOTOS):
-        raise ValueError(f"--trunk {named} belongs to --preset {PHOTOS}; got --preset {chosen.preset}")
     if named is None and chosen.preset is None and not (chosen.data and shows_photos(Path(chosen.data))):
-        _refuse(chosen, "without a trunk (--trunk, or photographs in --data)", "trunk_weights", "quick")
+        _refuse(chosen, "without a trunk (--trunk, or photographs in --data)", *own)
         return None
-    learned = ("backbone", "method", "loss", "width", "epochs", "batch_size")
-    _refuse(chosen, "with a trunk, of whose vectors statistics are computed and no network is learned", *learned)
-    return open_trunk(named or DEFAULT_TRUNK, size=chosen.size, weights=chosen.trunk_weights)
+    benchmark_of(chosen.preset)
+    request = TrunkRequest(named or DEFAULT_TRUNK, chosen.size, chosen.trunk_weights, dict(chosen.trunk_option or ()))
+    _refuse(chosen, "with a trunk, on whose vectors adapters are learned", "backbone", "buffer")
+    if without_adapters(chosen):
+        learned = ("method", "loss", "width", "epochs", "batch_size")
+        _refuse(chosen, f"with --quick or --trunk {PATCHES}, by which no adapters are learned", *learned)
+    return request
+
+
+def without_adapters(chosen: argparse.Namespace) -> bool:
+    """Whether a run with a trunk has statistics only: if it is to be quick, or its trunk is learned from its images."""
+    return bool(chosen.quick) or chosen.trunk == PATCHES
 
 
 def _refuse(chosen: argparse.Namespace, when: str, *names: str) -> None:
@@ -52,20 +65,50 @@ def _refuse(chosen: argparse.Namespace, when: str, *names: str) -> None:
         raise ValueError(f"{', '.join(given)} means nothing {when}: leave it out")
 
 
-def photos_preset(trunk: TrunkSpec, method: str = "hat", width: int | None = None) -> Preset:
-    """The preset for images that `trunk` encodes; `method` and `width` are those of a network on its vectors."""
+def benchmark_of(name: str | None) -> Preset | None:
+    """The preset whose data set and tasks a run with a trunk takes, if one is named besides `photos`."""
+    if name in (None, PHOTOS):
+        return None
+    if name not in PRESETS:
+        raise ValueError(unknown_name("preset", str(name), (PHOTOS, *PRESETS)))
+    if PRESETS[name].images_per_class is not None:
+        raise ValueError(
+            f"--preset {name} learns from some of the images only, which a run with a trunk does not; allowed: "
+            f"--preset {name.removesuffix('-cpu')}"
+        )
+    return PRESETS[name]
+
+
+def photos_preset(
+    trunk: TrunkSpec,
+    method: str = "hat",
+    width: int | None = None,
+    loss: Loss = "csi",
+    benchmark: Preset | None = None,
+) -> Preset:
+    """The preset for images that `trunk` encodes; `method`, `width` and `loss` are those of adapters on its vectors.
+
+    Name, data set and tasks are those of `benchmark`, if given.
+    """
     if method not in MECHANISMS:
         raise ValueError(unknown_name("method", method, MECHANISMS))
     if width is not None and width < 1:
         raise ValueError(f"width is {width}; allowed: 1 or more units")
-    return Preset(
+    # A network that is learned by cross-entropy sees neither rotations nor pairs of views.
+    network = NetworkConfig(method, "adapter", *VECTOR, trunk.dim, mean=0.0, std=1.0, base=width or WIDTH)
+    network = network if loss == "csi" else replace(network, rotations=1, projection=0)
+    preset = Preset(
         name=PHOTOS,
         dataset="folder",
         image=ImageSpec(height=trunk.size, width=trunk.size, mode="RGB"),
-        network=NetworkConfig(method, "adapter", *VECTOR, channels=trunk.dim, mean=0.0, std=1.0, base=width or 512),
-        features=FeatureLearning(20, 64, optimizer="adam", lr=1e-3, warmup_epochs=1),
+        network=network,
+        features=FeatureLearning(20, 64, optimizer="adam", lr=1e-3, warmup_epochs=1, loss=loss),
         head=HeadLearning(epochs=8, batch_size=64, lr=5e-3),
     )
+    if benchmark is None:
+        return preset
+    kept = ("name", "dataset", "classes_per_task", "held_out")
+    return replace(preset, **{name: getattr(benchmark, name) for name in kept})
 
 
 def with_learning(preset: Preset, epochs: int | None, batch_size: int | None) -> Preset:

@@ -5,25 +5,34 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.trunks.trunk import Trunk, reopen
-from training.config import Lesson, Preset, RunConfig
+from models.trunks.patches import NAME as PATCHES
+from models.trunks.trunk import Trunk, TrunkRequest, open_trunk, reopen
+from training.config import Lesson, Preset, RunConfig, Tasks
 from training.data.datasets import kind_of, load_source
 from training.data.encoder import Encoder
-from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError
+from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Source
 from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 from training.data.sources import Sources
 from training.data.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
-from training.learn.forecast import announce, class_names
-from training.learn.photos import chosen_trunk, photos_preset, with_learning
+from training.learn.forecast import Expected, announce, class_names
+from training.learn.own_trunk import learn_trunk
+from training.learn.photos import (
+    Loss,
+    benchmark_of,
+    chosen_trunk,
+    photos_preset,
+    with_learning,
+    without_adapters,
+)
 from training.options import DEFAULT_RUN
-from training.presets import choose_preset
+from training.presets import PRESETS, choose_preset
 from training.show.console import Reporter
-from training.store.checkpoint import RunError, load, load_finished, read_config, started
+from training.store.checkpoint import CONFIG, RunError, load, load_finished, read_config, started
 from training.store.history import without_secrets
 
 SETTLED = (
-    *("preset", "trunk", "quick", "method", "backbone", "loss", "buffer", "size", "width", "epochs", "batch_size"),
-    *("seed", "tasks", "classes_per_task"),
+    *("preset", "trunk", "trunk_option", "quick", "method", "backbone", "loss", "buffer", "size", "width", "epochs"),
+    *("batch_size", "seed", "tasks", "classes_per_task"),
 )
 """The options that a run cannot change once it has begun."""
 
@@ -40,6 +49,8 @@ class TrainingPlan:
     """Whether `folder` already holds a checkpoint of this run."""
     grown: bool = False
     """Whether `config` is new: the run is new or has more tasks than before."""
+    trunk_weights: bytes | None = None
+    """The weights of a trunk that was learned from the images of this run, which keeps them."""
 
 
 def make_plan(chosen: argparse.Namespace, reporter: Reporter | None = None) -> TrainingPlan:
@@ -51,7 +62,9 @@ def make_plan(chosen: argparse.Namespace, reporter: Reporter | None = None) -> T
     quarantine = _quarantine(chosen)
     ways = {"--resume": chosen.resume, "--add-task": chosen.add_task, "--add-unknowns": chosen.add_unknowns}
     given = [name for name, value in ways.items() if value not in (None, False)]
-    if not given:
+    # Killed before anything was learned: what was encoded by then is in the cache.
+    only_encoded = given == ["--resume"] and chosen.data is not None and not (folder / CONFIG).exists()
+    if not given or only_encoded:
         return _new_run(folder, chosen, reporter)
     if len(given) > 1:
         raise RunError(f"{' and '.join(given)} exclude each other; allowed: one of them")
@@ -63,7 +76,7 @@ def make_plan(chosen: argparse.Namespace, reporter: Reporter | None = None) -> T
             quarantine = quarantine or address_of(config.lessons[-1])
         begun = started(folder)
         learned = load(folder).progress.task if begun else 0
-        sources = _opened(config, chosen, reporter, learned, quarantine, chosen.data)
+        sources = _opened(folder, config, chosen, reporter, learned, quarantine, chosen.data)
         _check_images(config, sources, learned)
         return TrainingPlan(folder, config, sources, quarantine, begun)
     config, _ = load_finished(folder)
@@ -79,6 +92,7 @@ def _quarantine(chosen: argparse.Namespace) -> Address | None:
 
 
 def _opened(
+    folder: Path,
     config: RunConfig,
     chosen: argparse.Namespace,
     reporter: Reporter,
@@ -88,12 +102,21 @@ def _opened(
 ) -> Sources:
     """The sources of a run that has learned some tasks; with a trunk, what is to be done is announced first."""
     if config.trunk is None:
+        _check_no_ray(chosen)
         return Sources(config, data, quarantine)
-    encoder = Encoder(reopen(config.trunk, weights=chosen.trunk_weights), reporter=reporter)
+    trunk = reopen(config.trunk, weights=chosen.trunk_weights, run=folder)
+    encoder = Encoder(trunk, reporter=reporter, ray=chosen.ray)
     places = {data or lesson.data for lesson in config.lessons[-1:] if lesson.dataset != QUARANTINE}
     items = sum(len(numbers) for lesson in config.lessons[-1:] for numbers in lesson.items.values())
-    announce(encoder, reporter, sorted(filter(None, places)), len(config.tasks) - learned, items)
+    new = config.tasks[learned:]
+    expected = Expected(len(new), sum(map(len, new)), config.preset, config.seed, config.quick)
+    announce(encoder, reporter, sorted(filter(None, places)), expected, items)
     return Sources(config, data, quarantine, encoder)
+
+
+def _check_no_ray(chosen: argparse.Namespace) -> None:
+    if chosen.ray:
+        raise RunError("--ray encodes images with a trunk: got a run without one; allowed: --trunk NAME, or no --ray")
 
 
 def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> TrainingPlan:
@@ -103,14 +126,44 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
         )
     if chosen.tasks is not None and chosen.classes_per_task is not None:
         raise RunError("--tasks and --classes-per-task exclude each other; allowed: one of them")
-    trunk = chosen_trunk(chosen)
+    request, data = chosen_trunk(chosen), _place(chosen.data)
+    if request is None:
+        _check_no_ray(chosen)
+    trunk = None if request is None else _opened_trunk(request, chosen, data, reporter)
     preset = _preset(chosen, trunk)
-    data = _place(chosen.data)
     kind = kind_of(preset.dataset, data)
-    encoder = None if trunk is None else Encoder(trunk, reporter=reporter)
+    encoder = None if trunk is None else Encoder(trunk, reporter=reporter, ray=chosen.ray)
     if encoder is not None and data is not None:
-        announce(encoder, reporter, [data], _tasks_of(chosen, preset, data))
+        classes, quick = len(class_names(Path(data))), without_adapters(chosen)
+        expected = Expected(_tasks_of(chosen, preset, data), classes, preset, chosen.seed or 0, quick)
+        announce(encoder, reporter, [data], expected)
     source = load_source(kind, preset.image, data, encoder)
+    tasks = _planned_tasks(chosen, preset, source)
+    buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
+    lesson = Lesson(tasks, kind, data)
+    spec, quick = (trunk.spec, without_adapters(chosen)) if trunk else (None, False)
+    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, spec, quick)
+    sources = Sources(config, encoder=encoder)
+    sources.keep(lesson, source)
+    _check_images(config, sources, 0)
+    weights = trunk.weights if trunk else None
+    return TrainingPlan(folder, config, sources, begun=False, grown=True, trunk_weights=weights)
+
+
+def _opened_trunk(request: TrunkRequest, chosen: argparse.Namespace, data: str | None, reporter: Reporter) -> Trunk:
+    """The trunk of a new run: by its name, or learned from the images of the first task."""
+    if request.name != PATCHES or request.weights is not None:
+        return open_trunk(request.name, size=request.size, weights=request.weights, options=request.options)
+    benchmark = benchmark_of(chosen.preset) or PRESETS["images"]
+
+    def first_task(source: Source) -> tuple[str, ...]:
+        return _planned_tasks(chosen, benchmark, source)[0]
+
+    return learn_trunk(request, kind_of(benchmark.dataset, data), data, first_task, chosen.seed or 0, reporter)
+
+
+def _planned_tasks(chosen: argparse.Namespace, preset: Preset, source: Source) -> Tasks:
+    """The classes of every task of a new run."""
     if chosen.tasks is not None:
         tasks = parse_tasks(chosen.tasks)
     else:
@@ -118,22 +171,17 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
         size = preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
         tasks = in_tasks_of(known, size)
     check_classes(tasks, source)
-    buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
-    lesson = Lesson(tasks, kind, data)
-    config = RunConfig(preset, chosen.seed or 0, (lesson,), buffer, trunk.spec if trunk else None, trunk is not None)
-    sources = Sources(config, encoder=encoder)
-    sources.keep(lesson, source)
-    _check_images(config, sources, 0)
-    return TrainingPlan(folder, config, sources, begun=False, grown=True)
+    return tasks
 
 
 def _preset(chosen: argparse.Namespace, trunk: Trunk | None) -> Preset:
-    method, loss = chosen.method or "hat", chosen.loss or "csi"
+    method = chosen.method or "hat"
+    loss: Loss = chosen.loss or "csi"
     if trunk is None:
         name = chosen.preset or ("images" if chosen.data else "digits")
         preset = choose_preset(name, method, loss, chosen.size, chosen.width, chosen.backbone)
     else:
-        preset = photos_preset(trunk.spec, method, chosen.width)
+        preset = photos_preset(trunk.spec, method, chosen.width, loss, benchmark_of(chosen.preset))
     return with_learning(preset, chosen.epochs, chosen.batch_size)
 
 
@@ -177,7 +225,7 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace, rep
         lesson = Lesson(tasks, kind_of(config.preset.dataset, data), data)
     learned = len(config.tasks)
     config = replace(config, lessons=(*config.lessons, lesson))
-    sources = _opened(config, chosen, reporter, learned)
+    sources = _opened(folder, config, chosen, reporter, learned)
     check_classes(tasks, sources.of(lesson))
     _check_images(config, sources, learned)
     return TrainingPlan(folder, config, sources, grown=True)
@@ -198,7 +246,7 @@ def _added_unknowns(
     if items:
         lesson = Lesson((tuple(items),), QUARANTINE, quarantine.public, quarantine.images, items)
         config = replace(config, lessons=(*config.lessons, lesson))
-    sources = _opened(config, chosen, reporter, learned, quarantine)
+    sources = _opened(folder, config, chosen, reporter, learned, quarantine)
     if items:
         _check_loss(config, range(len(config.tasks) - 1, len(config.tasks)))
         sources.of(config.lessons[-1])

@@ -1,24 +1,31 @@
-"""Learn the tasks of a quick run: statistics of encoded vectors, one checkpoint per task, no gradient step."""
+"""Learn the tasks of a run with a trunk: statistics of encoded vectors and, unless it is quick, one adapter each."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from serving.bundle.pooled import Statistics
+from models.masks.all_reduce import processes
+from serving.bundle.pooled import PooledClassifier, Statistics, learn_task, projection_for
+from serving.bundle.pooled.factors import ClassFactors
 from training.config import POOLED, RunConfig
 from training.data.images import Images, Source, join
 from training.data.sources import Sources
 from training.host.distributed import is_main
 from training.host.seeds import seed_from
-from training.learn.pooled_fit import fit_task, projection_for
+from training.learn.adapters.learner import AdapterLearner
+from training.learn.adapters.views import AdapterData
 from training.learn.pooled_state import PooledState
 from training.show.console import Reporter
-from training.store.checkpoint import CURRENT, Progress, load, save, writing
+from training.store.checkpoint import CURRENT, Progress, RunError, load, save, writing
+from training.store.tracking import Tracking
 
 
 @dataclass
@@ -27,48 +34,94 @@ class PooledLearner:
 
     folder: Path
     config: RunConfig
+    device: torch.device
     reporter: Reporter
+    tracking: Tracking
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         assert self.config.trunk is not None
-        self.state = PooledState(Statistics(projection_for(self.config.trunk.dim)))
+        projection = projection_for(self.config.trunk.dim)
+        self.state = PooledState(Statistics(projection), factors=ClassFactors(projection))
+        self.adapters: AdapterLearner | None = None
+        if not self.config.quick:
+            if processes() > 1:
+                raise RunError(
+                    f"adapters on a trunk are learned by one process, got {processes()}; allowed: without torchrun, or "
+                    "with --quick"
+                )
+            self.adapters = AdapterLearner(
+                self.folder, self.config, self.device, self.reporter, self.tracking, self._save
+            )
         self._started = time.monotonic()
 
     def restore(self) -> None:
         checkpoint = load(self.folder)
         self.state, self.progress = PooledState.of(checkpoint, self.config), checkpoint.progress
+        if self.adapters is not None:
+            self.adapters.restore(checkpoint)
 
     def learn(self, sources: Sources) -> None:
         """Learn every task that is not learned yet."""
         if not is_main():
             return  # one process is enough: there is no gradient step to share
         for task in range(self.progress.task, len(self.config.tasks)):
-            images = task_images(sources.of(self.config.lesson_of(task)), self.config, task)
+            source = sources.of(self.config.lesson_of(task))
+            images = task_images(source, self.config, task)
+            data = None
+            if self.adapters is not None:
+                held_out = 0 if source.validation is None else len(source.validation.of(self.config.tasks[task]))
+                with self._timed_adapters():
+                    data = self.adapters.learn(task, images, held_out, sources.views, self.progress)
             name = f"{title(self.config, task)}: statistics of {len(images)} photos"
             self.reporter.print(name)
             with self.reporter.phase(name):
-                self._learn(task, images)
+                self._learn(task, images, data)
             self._report_few_images(task)
 
-    def _learn(self, task: int, images: Images) -> None:
+    def _learn(self, task: int, images: Images, data: AdapterData | None) -> None:
         first = sum(len(labels) for labels in self.config.tasks[:task])
         place = {label: first + number for number, label in enumerate(self.config.tasks[task])}
         class_ids = np.array([place[str(label)] for label in images.labels])
         seed = seed_from(self.config.seed, task, POOLED)
-        self.state = self.state.with_task(*fit_task(self.state.statistics, images.pixels, class_ids, seed))
+        state = self.state
+        learned = learn_task(state.statistics, state.memory, images.pixels, class_ids, seed, state.earlier)
+        factors = None if state.factors is None else state.factors.with_classes(images.pixels, class_ids)
+        self.state = state.with_task(learned, factors)
+        if self.adapters is not None and data is not None:
+            with self._timed_adapters():
+                # Statistics that have not seen the photos that judge the adapter.
+                unseen, out = learned.statistics.copy(), data.held_out
+                unseen.remove(images.at(out).pixels, class_ids[out])
+                beside = PooledClassifier.fit(unseen, learned.classifier.settings)
+                self.adapters.judge(task, data, beside.logits(images.at(out).pixels))
+        self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, images="", decision=POOLED))
+
+    def _save(self, progress: Progress, optimizer: torch.optim.Optimizer | None = None) -> None:
         now = time.monotonic()
         seconds, self._started = self.progress.seconds + now - self._started, now
-        self.progress = replace(self.progress, task=task + 1, seconds=seconds, decision=POOLED)
+        self.progress = replace(progress, seconds=seconds, adapter_seconds=self.progress.adapter_seconds)
+        arrays, network = self.state.to_arrays(), None
+        if self.adapters is not None:
+            network = self.adapters.network
+            arrays |= self.adapters.state.to_arrays()
         with writing(self.folder / CURRENT):
-            save(self.folder, None, None, self.progress, pooled=self.state.to_arrays())
+            save(self.folder, network, optimizer, self.progress, pooled=arrays)
+
+    @contextmanager
+    def _timed_adapters(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        spent = self.progress.adapter_seconds + time.monotonic() - begun
+        self.progress = replace(self.progress, adapter_seconds=spent)
 
     def _report_few_images(self, task: int) -> None:
-        rule, alpha = self.state.rules[task], self.config.preset.alpha
-        if rule.least_p_value >= alpha:
+        rule = self.state.decider(self.config.preset.alpha).rule
+        if rule.blind_tasks():
+            photos = sum(each.images for each in rule.tasks)
             self.reporter.print(
-                f"{title(self.config, task)}: {rule.images} photos are too few to call an image unknown at alpha "
-                f"{alpha}; allowed: at least {math.ceil(1 / alpha)}. With this task, every image is called known"
+                f"{title(self.config, task)}: {photos} photos in all are too few to call an image unknown at alpha "
+                f"{rule.alpha}; needed: {math.ceil(1 / rule.alpha)}. Until then, every image is called known"
             )
 
 

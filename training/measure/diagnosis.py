@@ -75,6 +75,8 @@ class Diagnosis:
     capacity: Capacity | None
     """None without a network."""
     after_each_task: tuple[metrics.Accuracies, ...]
+    forgetting_in_words: dict[str, str]
+    """One sentence on each of the two numbers for forgetting."""
 
     @property
     def within_bounds(self) -> int:
@@ -108,8 +110,9 @@ def diagnose(evaluation: Evaluation) -> Diagnosis:
         bounds=check_bounds(evaluation),
         task_confusions=confusions(evaluation.tasks, verdicts.task, [f"task {task}" for task in tasks]),
         class_confusions=confusions(evaluation.class_ids, verdicts.class_id, list(run.config.labels)),
-        capacity=None if run.network is None else capacity(run.network),
+        capacity=None if run.masked_network is None else capacity(run.masked_network),
         after_each_task=tuple(evaluation.over_time[1]),
+        forgetting_in_words=evaluation.forgetting_in_words,
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import FEATURES, decide
 from serving.bundle.errors import ImageError
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
 from serving.quarantine.records import FoundGroup, Item, StoreError, UnavailableError
 from training.measure.grouping import cohesion, find_groups
@@ -41,7 +41,7 @@ class UnknownImage:
     confidence: float
 
 
-def unknown_images(store: Store, items: Sequence[Item], model: Model) -> list[UnknownImage]:
+def unknown_images(store: Store, items: Sequence[Item], model: BundleModel) -> list[UnknownImage]:
     """The images that the model calls unknown: by the stored answer if it is from this version, else by a new one."""
     version = model.manifest.version
     found = []
@@ -61,7 +61,7 @@ def unknown_images(store: Store, items: Sequence[Item], model: Model) -> list[Un
     return sorted(found, key=lambda image: image.item.id)
 
 
-def _answered_again(store: Store, items: Sequence[Item], model: Model) -> list[UnknownImage]:
+def _answered_again(store: Store, items: Sequence[Item], model: BundleModel) -> list[UnknownImage]:
     """The images that the model calls unknown now, too."""
     readable = [(item, pixels) for item in items if (pixels := _pixels(store, item, model)) is not None]
     if not readable:
@@ -78,7 +78,7 @@ def _answered_again(store: Store, items: Sequence[Item], model: Model) -> list[U
     ]
 
 
-def _pixels(store: Store, item: Item, model: Model) -> NDArray[np.uint8] | None:
+def _pixels(store: Store, item: Item, model: BundleModel) -> NDArray[np.uint8] | None:
     try:
         return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
     except UnavailableError:
@@ -105,7 +105,7 @@ def group(images: Sequence[UnknownImage], min_size: int) -> list[FoundGroup]:
     return sorted(found, key=lambda one: (one.shifted, -len(one.members) * one.cohesion))
 
 
-def discover(store: Store, model: Model, min_size: int) -> dict[str, Any]:
+def discover(store: Store, model: BundleModel, min_size: int) -> dict[str, Any]:
     """Group the new unknown images, store the groups, and return what was found in numbers."""
     items = store.items(state="new", kind="unknown")
     images = unknown_images(store, items, model)

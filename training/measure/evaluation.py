@@ -18,9 +18,12 @@ from training.config import RunConfig
 from training.data.images import Images, Source
 from training.data.opening import open_sources
 from training.data.sources import Sources
+from training.data.views import in_rotations
 from training.host.device import choose_device, prepare
 from training.measure import metrics, theory, verdict
+from training.measure.adapter_gain import adapter_gain
 from training.measure.alternative_rules import AlternativeRule, RuleFitter, chosen_rule
+from training.measure.memory import memory_in_words, memory_use
 from training.measure.task_prediction import TaskPredictor
 from training.measure.theory import DetectorProbabilities
 from training.run import Readings, Run, open_run
@@ -124,6 +127,11 @@ class Evaluation:
         matrix = metrics.accuracy_matrix(every)
         return matrix, metrics.after_each_task(every, matrix)
 
+    @property
+    def forgetting_in_words(self) -> dict[str, str]:
+        """One sentence on each of the two numbers for forgetting."""
+        return metrics.forgetting_in_words(changes_with_tasks=self.run.changes_with_tasks)
+
     def _outputs_after(self, tasks: int) -> tuple[Outputs, Outputs]:
         known, *unknown = (self.run.outputs_after(tasks, each) for each in self.measurements)
         return known, unknown[0] if unknown else {name: values[:0] for name, values in known.items()}
@@ -154,7 +162,7 @@ def evaluate(
     unknown = unknown if other_unknown is None else other_unknown
     # A large network takes minutes for many images.
     log.info("measuring on %d test images of learned classes and %d unknown ones ...", len(known), len(unknown))
-    pixels = [images.pixels for images in (known, unknown) if len(images)]
+    pixels = [run_inputs(run, images, sources) for images in (known, unknown) if len(images)]
     measurements: tuple[Readings, ...] = ()
     decide: metrics.DecisionFunction = judge
     if rule is None:
@@ -169,13 +177,20 @@ def evaluate(
     return Evaluation(run, known, unknown, outputs[0], unknown_outputs, decide, settings, measurements)
 
 
+def run_inputs(run: Run, images: Images, sources: Sources) -> NDArray[Any]:
+    """What `Run.read` takes: the pixels or vectors of images, in all rotations if adapters read these."""
+    if run.rotations == 1:
+        return images.pixels
+    return in_rotations(images, run.rotations, sources.views, "rotations of photos")
+
+
 def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
     log_to_terminal()
     device = prepare(choose_device())
     rule = chosen_rule(chosen)
     run = open_run(chosen.run, device, chosen.decision)
-    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights)
+    sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights, run=chosen.run)
     return evaluate(run, sources, device, rule, chosen_unknown(chosen, sources))
 
 
@@ -200,17 +215,18 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
         "decision": run.decider.name,
         **evaluation.settings,
         "preset": config.preset.name,
-        "trunk": config.trunk and config.trunk.name,
+        "trunk": config.trunk and config.trunk.public_name,
         "seed": config.seed,
         "wall_seconds": round(run.seconds, 1),
         "test_images": len(evaluation.known),
         "untested_tasks": [task for task in range(len(config.tasks)) if not (true_task == task).any()],
-        **{name: value for name, value in accuracies[-1].items() if name not in ("forgetting", "rejected_unknown")},
+        **{name: value for name, value in accuracies[-1].items() if name != "rejected_unknown"},
         "average_incremental_accuracy": metrics.average_incremental_accuracy(accuracies),
         "ece": _rounded(metrics.calibration_error(verdicts.probability.max(axis=1), verdicts.class_id == class_ids)),
         "task_auroc": metrics.mean_of(per_task),
         "task_auroc_per_task": per_task,
         "forgetting": metrics.forgetting(matrix),
+        "forgetting_in_words": evaluation.forgetting_in_words,
         "after_each_task": accuracies,
         "accuracy_matrix": matrix,
         "nats": {
@@ -218,7 +234,10 @@ def measure(evaluation: Evaluation) -> dict[str, Any]:
             "ood_per_task": [_rounded(value) for value in losses.ood.mean(axis=0)],
         },
         "parameters": run.parameters(),
-        "capacity_used": None if run.network is None else capacity_used(run.network),
+        "capacity_used": None if run.masked_network is None else capacity_used(run.masked_network),
+        "adapters": adapter_gain(run, evaluation.measurements, class_ids),
+        "memory": (memory := memory_use(run)),
+        "memory_in_words": memory_in_words(memory),
         "uneven_tasks": _uneven_tasks(run),
         "unknown": None,
     }

@@ -44,7 +44,10 @@ class Accuracies(TypedDict):
     cil_accuracy: float | None
     til_accuracy: float | None
     tp_accuracy: float | None
-    forgetting: float
+    forgetting_within_tasks: float
+    """TIL accuracy that earlier tasks have lost since they were learned: 0 if their outputs have not changed."""
+    lost_to_newer_classes: float
+    """CIL accuracy that earlier tasks have lost since, beyond that: images taken for a class learned later."""
     accepted_known: float | None
     rejected_unknown: float | None
     """Of the images of classes that the run never learned; None if there are none."""
@@ -114,18 +117,30 @@ def accuracy_matrix(every: Sequence[Stage]) -> Matrix:
     return rows
 
 
+def within_task_matrix(every: Sequence[Stage]) -> Matrix:
+    """Row i, column k: TIL accuracy on task k's images after task i was learned (k <= i)."""
+    rows = []
+    for verdicts, ids, rule_then, _ in every:
+        right, true_task = right_within_task(verdicts, rule_then, ids), task_of(ids, rule_then)
+        rows.append([_accuracy(right[true_task == task]) for task in range(len(rule_then.tasks))])
+    return rows
+
+
 def after_each_task(every: Sequence[Stage], matrix: Matrix) -> list[Accuracies]:
-    """CIL, TIL and TP accuracy, the forgetting rate, and the shares accepted and rejected, after each task."""
+    """CIL, TIL and TP accuracy, what earlier tasks have lost, and the shares accepted and rejected, after each task."""
+    within = within_task_matrix(every)
+    lost = [(forgetting(matrix[:count]), forgetting(within[:count])) for count in range(1, len(every) + 1)]
     return [
         Accuracies(
             cil_accuracy=_accuracy(verdicts.class_id == ids),
             til_accuracy=_accuracy(right_within_task(verdicts, rule_then, ids)),
             tp_accuracy=_accuracy(verdicts.task == task_of(ids, rule_then)),
-            forgetting=forgetting(matrix[: len(rule_then.tasks)]),
+            forgetting_within_tasks=lost_within,
+            lost_to_newer_classes=lost_of_all - lost_within,
             accepted_known=_accuracy(verdicts.known),
             rejected_unknown=_accuracy(~accepted_unknown),
         )
-        for verdicts, ids, rule_then, accepted_unknown in every
+        for (verdicts, ids, rule_then, accepted_unknown), (lost_of_all, lost_within) in zip(every, lost, strict=True)
     ]
 
 
@@ -137,12 +152,26 @@ def average_incremental_accuracy(accuracies: Sequence[Accuracies]) -> float | No
 def forgetting(matrix: Matrix) -> float:
     """The paper's forgetting rate after the last task t of the matrix: sum over k < t of (A_k^init - A_k^t) / (t - 1).
 
-    A_k^init is the CIL accuracy on task k's images when it had just been learned, A_k^t after task t. Negative where
-    accuracy rose; 0 after the first task, which has nothing to forget.
+    A_k^init is the accuracy on task k's images when it had just been learned, A_k^t after task t. Negative where
+    accuracy rose; 0 after the first task, which has nothing to forget. The paper's accuracy is that of CIL. With TIL,
+    the rate is what a task has forgotten itself: 0 if learning changes no output of earlier tasks. The difference of
+    the two is lost to newer classes, which compete for the same images.
     """
     pairs = [(matrix[task][task], matrix[-1][task]) for task in range(len(matrix) - 1)]
     drops = [first - last for first, last in pairs if first is not None and last is not None]
     return float(np.mean(drops)) if drops else 0.0
+
+
+def forgetting_in_words(*, changes_with_tasks: bool) -> dict[str, str]:
+    """What the two numbers of `Accuracies` mean, by their names."""
+    kept = "its outputs are the same, bit for bit, whatever is learned later"
+    changed = "statistics that are pooled over all tasks change with every task"
+    return {
+        "forgetting_within_tasks": f"TIL accuracy that a task has lost since it was learned: "
+        f"{changed if changes_with_tasks else kept}",
+        "lost_to_newer_classes": "CIL accuracy that a task has lost since because its images are taken for classes "
+        "that were learned later",
+    }
 
 
 def task_of(class_ids: NDArray[np.integer], rule: Rule) -> NDArray[np.integer]:

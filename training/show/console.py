@@ -28,7 +28,8 @@ class Reporter:
     """Progress bars on a terminal; without one, one line per phase and per minute, so that logs stay readable."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = Console(stderr=True)
+        # In a notebook, too, plain lines: its progress bars would need another package.
+        self.console = Console(stderr=True, force_jupyter=False)
         self._clock = clock
         self._printed = clock()
         self._whole: WholeRun | None = None
@@ -96,6 +97,11 @@ class Reporter:
     @contextmanager
     def bar(self, name: str, done: int, total: int) -> Iterator[Callable[[float], None]]:
         """A bar of epochs; yields a function to call with the loss at the end of each of them."""
+        if self._whole is not None:
+            part = self._part_of_run(self._whole, name, total)
+            part(done)
+            yield lambda loss: part(1)
+            return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -141,8 +147,8 @@ def _rule(result: Mapping[str, Any]) -> str:
     return f", decided by {result['prediction']} ({', '.join(chosen)})"
 
 
-def print_summary(result: Mapping[str, Any]) -> None:
-    console = Console()
+def print_summary(result: Mapping[str, Any], console: Console | None = None) -> None:
+    console = console or Console()
     print_verdict(console, result["verdict"])
     system = system_title(result["method"], result["loss"])
     title = f"{result['preset']}, {system}, seed {result['seed']}{_rule(result)}"
@@ -155,12 +161,15 @@ def print_summary(result: Mapping[str, Any]) -> None:
         table.add_row("task AUROC", auroc, "images of each task against those of the other tasks")
     average = _percent(result["average_incremental_accuracy"])
     table.add_row("average incremental", average, "mean CIL accuracy after each task, over the classes learned by then")
-    table.add_row("forgetting", _percent(result["forgetting"]), "CIL accuracy lost since a task was learned")
+    for name, sentence in result["forgetting_in_words"].items():
+        table.add_row(name.replace("_", " "), _percent(result[name]), sentence)
     table.add_row("ECE", _percent(result["ece"]), "mean difference of confidence and accuracy, CIL")
     counts = result["parameters"]
     trunk = f" behind {result['trunk']}" if result.get("trunk") else ""
     own = f"at inference{trunk}; task 0 alone has {counts['per_task'][0]:,} of them"
     table.add_row("parameters", f"{counts['inference']:,}", own)
+    detectors = f"{result['memory']['detectors_bytes'] / 1e3:,.0f} kB"
+    table.add_row("memory of detectors", detectors, result["memory_in_words"])
     table.add_section()
     table.add_row("known accepted", _percent(result["accepted_known"]), "at the run's alpha")
     if unknown := result["unknown"]:
@@ -194,14 +203,18 @@ def print_verdict(console: Console, verdict: Mapping[str, Any]) -> None:
             console.print(advice, highlight=False, markup=False)
 
 
-OVER_TIME = ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting", "accepted_known", "rejected_unknown")
+OVER_TIME = (
+    *("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting_within_tasks", "lost_to_newer_classes"),
+    *("accepted_known", "rejected_unknown"),
+)
+OVER_TIME_TITLES = ("CIL", "TIL", "TP", "forgetting\nwithin", "lost to\nnewer", "known\naccepted", "unknown\nrejected")
 
 
 def over_time_table(accuracies: Sequence[Mapping[str, Any]]) -> Table:
     """The run after each of its tasks."""
     rows = [[each[name] for name in OVER_TIME] for each in accuracies]
     title = "after each task, all test images of the tasks learned by then, %"
-    return _after_tasks(title, ("CIL", "TIL", "TP", "forgetting", "known\naccepted", "unknown\nrejected"), rows)
+    return _after_tasks(title, OVER_TIME_TITLES, rows)
 
 
 def _matrix(rows: Sequence[Sequence[float | None]]) -> Table:

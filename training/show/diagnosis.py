@@ -29,6 +29,8 @@ def print_tables(evaluation: Evaluation, found: Diagnosis) -> None:
     console.print(_tasks_table(evaluation, found))
     _note(console, "costs: CIL accuracy that a perfect WP (or TP) would add, % of the images")
     console.print(over_time_table(found.after_each_task))
+    for name, sentence in found.forgetting_in_words.items():
+        _note(console, f"{name.replace('_', ' ')}: {sentence}")
     console.print(_losses_table(found))
     _note(console, f"H_OOD,k: loss of the detector of task k, P'_k = {found.detector}")
     console.print(_theorems_table(found))

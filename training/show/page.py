@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
+from PIL import Image
 from sklearn.metrics import roc_curve
 
 from serving.bundle.atomic import replace_file
-from serving.bundle.decision import threshold
+from serving.bundle.decision import Verdicts, threshold
 from serving.bundle.manifest import ImageSpec
 from serving.bundle.run_verdict import PARTS
 from training.data.images import Images, picture
@@ -24,6 +25,9 @@ from training.measure.comparison import decision_rows
 from training.measure.diagnosis import confusion_matrix, diagnose
 from training.measure.evaluation import Evaluation
 from training.show import plots
+from training.show.adapters import gain_rows, verdict_on
+from training.show.embedding_map import embedding_map
+from training.show.evidence import EvidencePictures
 from training.store.checkpoint import CONFIG
 from training.store.history import PHASES, History
 
@@ -34,8 +38,8 @@ THUMBNAIL = ImageSpec(height=LARGEST_SIDE, width=LARGEST_SIDE, mode="RGB")
 """The size in which photos are shown, of which a run holds only encoded vectors."""
 
 
-def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> Path:
-    """Write RUN/report.html from an evaluation and its metrics; returns the file."""
+def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any], map_method: str = "pca") -> Path:
+    """Write RUN/report.html from an evaluation and its metrics, with a map by pca or umap; returns the file."""
     history = History(folder)
     epochs, run, served = history.epochs, evaluation.run, evaluation.is_served
     found = diagnose(evaluation)
@@ -55,6 +59,10 @@ def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any]) -> 
         losses=_svg("losses", plots.losses_per_task(found)),
         theorems=_svg("theorems", plots.theorems(found.bounds)),
         curves=[_svg(phase, plots.curves(epochs, phase)) for phase in PHASES if phase in {e.phase for e in epochs}],
+        adapters_verdict=verdict_on(gain) if (gain := result["adapters"]) else "",
+        adapter_rows=list(gain_rows(gain)) if gain else [],
+        map=embedding_map(evaluation, _data_url, map_method),
+        map_method=map_method,
         mistakes=list(_mistakes(evaluation)),
         commands=[shlex.join(words) for words in history.commands],
         configuration=(folder / CONFIG).read_text(encoding="utf-8"),
@@ -114,18 +122,41 @@ def _roc_lines(evaluation: Evaluation) -> Iterator[tuple[str, tuple[Any, Any]]]:
 def _mistakes(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     known, unknown, labels = evaluation.verdicts, evaluation.unknown_verdicts, np.array(evaluation.run.config.labels)
     confidence = known.probability.max(axis=1)
+    # The evidence is for the served decision.
+    maps = EvidencePictures.of(evaluation.run) if evaluation.is_served else None
     answers = [f"{label}, {share:.2f}" for label, share in zip(labels[known.class_id], confidence, strict=True)]
     wrong = known.class_id != evaluation.class_ids
-    yield _kind("wrong class, with its confidence", evaluation.known, answers, wrong, -confidence)
+    why = _why(maps, evaluation.known, known)
+    yield _kind("wrong class, with its confidence", evaluation.known, answers, wrong, -confidence, why)
     answers = [f"unknown, p {p:.3f}" for p in known.p_value]
-    yield _kind("known but called unknown, with its p-value", evaluation.known, answers, ~known.known, known.p_value)
+    title = "known but called unknown, with its p-value"
+    yield _kind(title, evaluation.known, answers, ~known.known, known.p_value, why)
     answers = [f"{label}, p {p:.2f}" for label, p in zip(labels[unknown.class_id], unknown.p_value, strict=True)]
     title = "never learned but accepted as a class, with its p-value"
-    yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value)
+    why = _why(maps, evaluation.unknown, unknown)
+    yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value, why)
+
+
+def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], str | None]:
+    """Makes a picture of the evidence for an image's answer, as a data URL."""
+
+    def picture_of(place: int) -> str | None:
+        if maps is None:
+            return None
+        one, class_id = images.at(np.array([place])), int(verdicts.class_id[place])
+        made = maps.over(one, class_id, LARGEST_SIDE, unknown=not bool(verdicts.known[place]))
+        return None if made is None else _png_url(made)
+
+    return picture_of
 
 
 def _kind(
-    title: str, images: Images, answers: Sequence[str], chosen: NDArray[np.bool_], order: NDArray[np.floating[Any]]
+    title: str,
+    images: Images,
+    answers: Sequence[str],
+    chosen: NDArray[np.bool_],
+    order: NDArray[np.floating[Any]],
+    why: Callable[[int], str | None],
 ) -> dict[str, Any]:
     """Mistakes of one kind: how many there are, and the most confident ones, with the image as a data URL."""
     places = chosen.nonzero()[0]
@@ -135,6 +166,7 @@ def _kind(
             "picture": _data_url(images.at(np.array([place]))),
             "true": str(images.labels[place]),
             "answer": answers[place],
+            "evidence": why(int(place)),
         }
         for place in first
     ]
@@ -146,6 +178,10 @@ def _data_url(image: Images) -> str:
     pixels, _ = reread(image, THUMBNAIL)
     small = picture(pixels[0] if len(pixels) else np.full(THUMBNAIL.shape, 128, np.uint8))
     small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    return _png_url(small)
+
+
+def _png_url(image: Image.Image) -> str:
     content = io.BytesIO()
-    small.save(content, "PNG")
+    image.save(content, "PNG")
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

@@ -30,7 +30,7 @@ from training.learn.correction import Correction
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
 METRICS = "metrics.json"
 NETWORK, OPTIMIZER, BUFFER, POOLED = "network.", "optimizer.", "buffer.", "pooled."
-FORMAT = 4
+FORMAT = 5
 """The version of the checkpoint's format. Version 1 carried no number."""
 _LEARN_AGAIN = "learn again with `openworld fit --out` and another folder"
 
@@ -55,6 +55,8 @@ class Progress:
     """Digest of the images of a task that is half learned: it can be resumed only with the same images."""
     corrections: tuple[tuple[Correction, ...], ...] = ()
     """In a run with a buffer: every task's correction, as fitted after each task."""
+    adapter_seconds: float = 0.0
+    """Of `seconds`, those that the adapters of a run with a trunk took."""
 
 
 _PROGRESS = TypeAdapter(Progress)

@@ -7,6 +7,7 @@ dropped when the run is resumed: after a crash at any point and --resume, every 
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,16 @@ _SECRETS = {
     re.compile(r"(password[^=&\s]*=)[^&\s]+", re.IGNORECASE): r"\1***",
 }
 """Patterns of passwords in URLs, and their replacements."""
+_PLACES = {
+    "--out": "RUN",
+    "--data": "FOLDER",
+    "--add-unknowns": "RUN",
+    "--trunk-weights": "FILE",
+    "--quarantine": "URL",
+    "--images": "PLACE",
+    "--publish": "SHELF",
+}
+"""Options whose value is a place on one machine, and what stands for it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,26 @@ class History:
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def without_places(command: Sequence[str]) -> str:
+    """A command for others to repeat: the places on this machine are replaced by what they are."""
+    shown: list[str] = []
+    place: str | None = None
+    for number, word in enumerate(command):
+        option, sign, value = word.partition("=")
+        if place is not None:
+            word, place = place, None
+        elif word in _PLACES:
+            place = _PLACES[word]
+        elif sign and option in _PLACES:
+            word = f"{option}={_PLACES[option]}"
+        elif number == 2 and command[1] == "learn-unknowns" and not word.startswith("-"):
+            word = "RUN"
+        elif (sign and value.startswith("onnx:")) or word.startswith("onnx:"):
+            word = f"{option}{sign}onnx:FILE" if sign else "onnx:FILE"
+        shown.append(word)
+    return shlex.join(shown)
 
 
 def without_secrets(word: str) -> str:

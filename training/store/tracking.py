@@ -1,4 +1,4 @@
-"""Trackers of a training run besides RUN/history.jsonl: `--log tensorboard`, `--log mlflow`.
+"""Trackers of a training run besides RUN/history.jsonl: `--log tensorboard`, `--log mlflow`, `--log wandb`.
 
 A tracker gets the run's past epochs when it is opened. So a tracker that is added late, or resumed after a crash, shows
 every epoch once.
@@ -7,6 +7,7 @@ every epoch once.
 import importlib.util
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +126,43 @@ class MLflow:
         self._client.set_terminated(self._run)
 
 
+class WandB:
+    """One Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
+
+    def __init__(self, folder: Path, config: RunConfig, epochs: Sequence[Epoch]) -> None:
+        # No reports to its makers unless the user enables them; wandb reads this when it is imported.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE") or "offline"
+        if mode == "offline":
+            # As with events, what was logged cannot be changed, so it is written again from the history.
+            for older in (folder / "wandb").glob("offline-run-*"):
+                shutil.rmtree(older)
+        settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, save_code=False, disable_git=True)
+        about = {"preset": config.preset.name, "method": config.method, "seed": config.seed}
+        self._run = wandb.init(
+            project="openworld", name=folder.name, dir=folder, mode=mode, config=about, settings=settings
+        )
+        self._run.define_metric("epoch", hidden=True)
+        self._run.define_metric("loss/*", step_metric="epoch")
+        self._run.define_metric("task", hidden=True)
+        self._run.define_metric("after_each_task/*", step_metric="task")
+        for epoch in epochs:
+            self.epoch(epoch)
+
+    def epoch(self, epoch: Epoch) -> None:
+        self._run.log({curve_of(epoch): epoch.loss, "epoch": epoch.epoch})
+
+    def measured(self, result: Mapping[str, Any]) -> None:
+        for name, value, step in points(result):
+            if name.startswith("after_each_task/"):
+                self._run.log({name: value, "task": step})
+            else:
+                self._run.summary[name] = value
+        self._run.finish()
+
+
 class TrackerKind(NamedTuple):
     """A tracker, and the packages that its extra of the same name installs."""
 
@@ -135,6 +173,7 @@ class TrackerKind(NamedTuple):
 TRACKERS = {
     "tensorboard": TrackerKind(TensorBoard, ("tensorboard",)),
     "mlflow": TrackerKind(MLflow, ("mlflow", "alembic")),
+    "wandb": TrackerKind(WandB, ("wandb",)),
 }
 
 

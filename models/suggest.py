@@ -1,4 +1,7 @@
-"""Messages for names that do not exist: what was given, what is allowed, and the nearest allowed name."""
+"""Messages for names that do not exist: what was given, what is allowed, and the nearest allowed name.
+
+Serving, which imports nothing of models, has its own in `serving.bundle.labels`.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
