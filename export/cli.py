@@ -7,8 +7,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from models.suggest import unknown_name
 from training.options import GLOSSARY, run_command
-from training.show.suggest import unknown_name
 
 USAGE = """\
 usage: openworld COMMAND ...    (openworld COMMAND --help explains its options)
@@ -35,9 +35,11 @@ SUBCOMMANDS = {
     "study": Subcommand("training.study", "the paper's systems over several seeds, as tables"),
     "cache": Subcommand("training.cache", "show or clear the cache of encoded images"),
     "export": Subcommand("export.__main__", "turn a run into a bundle"),
-    "inspect": Subcommand("export.inspect", "size and speed of every task of a bundle"),
+    "inspect": Subcommand("export.inspect", "classes, verdict, size and speed of a bundle"),
     "verify": Subcommand("export.verify", "check the files and the golden answers of a bundle"),
     "publish": Subcommand("export.publish", "export a run to a shelf that servers watch"),
+    "push": Subcommand("serving.remote", "send a bundle to a URL: Hugging Face, an object store, a folder", "push"),
+    "pull": Subcommand("serving.remote", "fetch a bundle from a URL", "pull"),
     "serve": Subcommand("serving.__main__", "serve a bundle over HTTP"),
     "predict": Subcommand("serving.predict", "answer image files without a server"),
     "discover": Subcommand("training.discover", "group the images of a quarantine that may be new classes"),

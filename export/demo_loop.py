@@ -5,47 +5,32 @@ a script that has the true labels and uses the same HTTP API as the page in a br
 published, and loaded by the running server while clients continue to send requests.
 """
 
-import json
-import sys
-import time
-from pathlib import Path
+from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from export.demo.steps import add_options, show
 from serving import demo
-from serving.bundle.terminal import escaped
-from serving.host import address
 from training.options import CommandParser, run_command
+
+if TYPE_CHECKING:
+    from export.demo.result import LoopResult
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("python -m export.demo_loop", "Run the open-world loop on handwritten digits.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a finished run of the digits 0 to 7")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for all files; deleted first")
-    parser.add_argument("--port", type=address.port, default=3000)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    add_options(parser)
     chosen = parser.parse(arguments)
-    if demo.taken(chosen.port):
-        print(f"error: port {chosen.port} is taken; choose another one: make demo-loop PORT=3001", file=sys.stderr)
-        return 2
 
-    import httpx
+    def work() -> LoopResult:
+        from export.demo.loop import DemoFolder, run_loop
 
-    from export.demo.loop import DemoFolder, run_loop
-    from serving.client import ServiceError
-    from training.run import RunError
+        return run_loop(chosen.run, DemoFolder(chosen.out), chosen.port)
 
-    started = time.monotonic()
-    try:
-        result = run_loop(chosen.run, DemoFolder(chosen.out), chosen.port)
-    except (RunError, ServiceError, httpx.HTTPError) as error:
-        print(f"error: {escaped(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    result.print()
-    print(f"{time.monotonic() - started:.0f} s; to label images yourself, see docs/howto/open-world.md")
-    if chosen.json:
-        chosen.json.write_text(json.dumps({"rows": result.rows, "promises": result.checks}, indent=2))
-    return 0 if all(result.checks.values()) else 1
+    return show(chosen, work, "demo-loop", "to label images yourself, see docs/howto/open-world.md")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,39 @@
 """From a run to a bundle: bake, write the graph in every precision, verify, and move it into place."""
 
+import io
 import json
 import math
+import platform
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from export.checks.old_classes import MAX_LOSS
 from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.checks.photo_evidence import gather_photos
 from export.checks.quality import Quality, VerdictError, quality_of
 from export.checks.remembering import PublishError, put_on_shelf
 from export.checks.trunk_parity import verify_trunk, write_trunk
+from export.checks.trunk_precision import write_coarse_trunk
 from export.graph.assemble import GraphPlan, write_graph
 from export.graph.baked_task import bake_task
 from export.graph.cascade import CascadeError, choose_cascade
-from export.graph.directory import WriteError, check_target, fresh_directory, move_into_place
 from export.graph.evidence import Evidence, gather
 from export.graph.notes import note
 from export.graph.session import GraphQuery, GraphRunner, is_large, load_nodes, open_written
 from export.graph.writer import OPSET, PRODUCER, installed
+from models.suggest import unknown_name
 from models.trunks.trunk import Trunk, TrunkError, reopen
-from serving.bundle.decision import OUTPUT_NAMES, Outputs
+from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Outputs
+from serving.bundle.directory import WriteError, check_target, fresh_directory, move_into_place
+from serving.bundle.embedding import Embedding, some_of_each
 from serving.bundle.errors import BundleError
-from serving.bundle.layout import MANIFEST, TRUNK, detector_name, part_name
+from serving.bundle.layout import EMBEDDING, MANIFEST, detector_name, part_name, trunk_name
 from serving.bundle.manifest import (
     Bundle,
     Calibration,
@@ -37,25 +41,27 @@ from serving.bundle.manifest import (
     FileInfo,
     Golden,
     Manifest,
+    Origin,
     TaskInfo,
     TrunkInfo,
     describe_file,
     load_bundle,
     seal,
 )
-from serving.bundle.model import Model
-from serving.bundle.precisions import PRECISIONS
+from serving.bundle.model import BundleModel
+from serving.bundle.old_classes import MAX_LOSS
+from serving.bundle.precisions import PRECISIONS, TRUNK_PRECISIONS
 from serving.bundle.shelf import Shelf, ShelfError
 from training.data.quarantined import Address
 from training.learn.decisions import AUTO
 from training.run import Run, RunError, open_run
-from training.show.suggest import unknown_name
+from training.store.history import History, without_places
 
 GOLDEN_IMAGES, GOLDEN_PHOTOS = 8, 3
 VERIFIED_IMAGES = 21
 EXPORT_ERRORS = (BundleError, CascadeError, ParityError, PublishError, ShelfError, TrunkError, VerdictError, WriteError)
 """What a command prints as a one-line error, besides a RunError."""
-PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime-gpu", "numpy")
+PACKAGES = (PRODUCER, "torch", "onnx", "onnxruntime", "numpy")
 
 
 class Exporter:
@@ -123,8 +129,25 @@ class Exporter:
         write_graph(self.folder, partial(bake_task, network, decider.scorers), plan)
         return open_written(self.folder, precision)
 
-    def seal(self, quality: Quality, before: Bundle | None) -> Manifest:
-        """Write the rule, the golden answers and the manifest."""
+    def add_map(self) -> None:
+        """Write the map of features, if there are images to make it of."""
+        chosen = some_of_each(self.evidence.class_ids)
+        if len(chosen) < 3 or (features := self.features(chosen)) is None:
+            return
+        stored = io.BytesIO()
+        arrays: dict[str, Any] = Embedding.fit(features, self.evidence.class_ids[chosen]).to_arrays()
+        np.savez(stored, **arrays)
+        (self.folder / EMBEDDING).write_bytes(stored.getvalue())
+
+    def features(self, chosen: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """What the quarantine would keep of some of the evidence; None for a graph that is too large to run for it."""
+        if is_large(load_nodes(self.folder, "fp32")):
+            return None
+        (outputs,) = open_written(self.folder, "fp32").run([GraphQuery(self.evidence.pixels[chosen])])
+        return np.asarray(outputs[FEATURES], np.float32)
+
+    def seal(self, quality: Quality, before: Bundle | None, origin: Origin) -> Manifest:
+        """Write the rule, the golden answers, the model card and the manifest."""
         run = self.run
         graphs = {path.name: describe_file(path) for path in sorted(self.folder.iterdir())}
         manifest, files = seal(
@@ -139,11 +162,16 @@ class Exporter:
             image=run.config.preset.image,
             trunk=self.trunk_info,
             tasks=self.tasks(graphs, before),
+            origin=origin,
             before=before and before.manifest.version,
             cascade=self.cascade,
             verdict=quality.verdict,
             metrics=quality.metrics,
-            versions={**{package: installed(package) for package in PACKAGES}, "opset": str(OPSET)},
+            versions={
+                "python": platform.python_version(),
+                **{package: installed(package) for package in PACKAGES},
+                "opset": str(OPSET),
+            },
             verification=self.verification,
         )
         if before and manifest.version == before.manifest.version:
@@ -158,7 +186,7 @@ class Exporter:
         """Load the bundle with the code of the server; large graphs are left out, because they need too much memory."""
         for precision in self.golden.outputs:
             if not is_large(load_nodes(self.folder, precision)):
-                Model.load(self.folder, provider="cpu", precision=precision).self_test()
+                BundleModel.load(self.folder, provider="cpu", precision=precision).self_test()
 
     @property
     def trunk_info(self) -> TrunkInfo | None:
@@ -188,8 +216,9 @@ class Exporter:
 class TrunkExporter(Exporter):
     """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier beside it."""
 
-    def __init__(self, run: Run, folder: Path, evidence: Evidence, trunk: Trunk) -> None:
+    def __init__(self, run: Run, folder: Path, evidence: Evidence, trunk: Trunk, before: Bundle | None = None) -> None:
         super().__init__(run, folder, evidence, cascade="off")
+        self.before = before
         # Images of the size of a photo are not small beside the classifier.
         self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
         self.trunk = trunk
@@ -200,22 +229,37 @@ class TrunkExporter(Exporter):
 
     def add(self, precisions: Sequence[str]) -> None:
         """Write trunk and classifier, verify them, and record their golden answers."""
-        if coarse := [precision for precision in precisions if precision != "fp32"]:
-            raise WriteError(f"precision {', '.join(coarse)} is not available with a trunk; allowed: fp32")
-        write_trunk(self.folder, self.trunk, self.decider.model)
+        if refused := [precision for precision in precisions if precision not in TRUNK_PRECISIONS]:
+            allowed = ", ".join(TRUNK_PRECISIONS)
+            raise WriteError(f"precision {', '.join(refused)} is not available with a trunk; allowed: {allowed}")
+        write_trunk(self.folder, self.trunk, self.decider)
         pixels = synthetic_images(self.run.config.preset.image, VERIFIED_IMAGES)
-        answers, self.verification["fp32"] = verify_trunk(self.folder, self.decider, pixels, self.evidence)
+        answers, self.verification["fp32"] = verify_trunk(self.folder, self.run, pixels, self.evidence)
         self.keep("fp32", {name: values[:GOLDEN_PHOTOS] for name, values in answers.items()})
+        for precision in precisions[1:]:
+            coarse = write_coarse_trunk(self.folder, precision, self.trunk, self.evidence, self.before)
+            self.keep(precision, coarse.outputs(self.decider, self.golden.pixels))
+            self.verification[precision] = coarse.verify(self.decider, self.evidence)
+
+    def features(self, chosen: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        encoded = self.evidence.encoded
+        if encoded is None:
+            return None
+        # Of several rotations, the upright one.
+        return encoded[chosen] if encoded.ndim == 2 else encoded[chosen, 0]
 
     @property
     def trunk_info(self) -> TrunkInfo:
-        return TrunkInfo(**asdict(self.trunk.spec))
+        spec = self.trunk.spec
+        return TrunkInfo(name=spec.public_name, sha256=spec.sha256, size=spec.size, depths=spec.depths)
 
     def open_as_server(self) -> None:
-        Model.load(self.folder, provider="cpu").self_test()
+        for precision in self.golden.outputs:
+            BundleModel.load(self.folder, provider="cpu", precision=precision).self_test()
 
     def tasks(self, graphs: dict[str, FileInfo], before: Bundle | None) -> tuple[TaskInfo, ...]:
         run, earlier = self.run, before.manifest.files if before else {}
+        trunks = [trunk_name(precision) for precision in self.golden.outputs]
         return tuple(
             TaskInfo(
                 task=task,
@@ -224,7 +268,7 @@ class TrunkExporter(Exporter):
                 calibration=None,
                 own_images=own.images,
                 parts=(detector_name(task),),
-                unchanged=all(earlier.get(name) == graphs[name] for name in (TRUNK, detector_name(task))),
+                unchanged=all(earlier.get(name) == graphs[name] for name in (*trunks, detector_name(task))),
             )
             for task, (labels, own) in enumerate(zip(run.config.tasks, run.rule.tasks, strict=True))
         )
@@ -265,8 +309,8 @@ def export(
         # Answers for earlier tasks must stay as they are.
         note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
         run = _open(folder, before.rule.score)
-    trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights)
-    quality = quality_of(folder, run, data, quarantine)
+    trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights, run=folder)
+    quality = quality_of(folder, run, data, quarantine, trunk)
     quality.check(folder, force=force)
     evidence = gather(run, data, quarantine) if trunk is None else gather_photos(run, trunk, data, quarantine)
     if precisions is None:
@@ -283,9 +327,10 @@ def export(
         if trunk is None:
             exporter = Exporter(run, fresh, evidence, cascade=cascade)
         else:
-            exporter = TrunkExporter(run, fresh, evidence, trunk)
+            exporter = TrunkExporter(run, fresh, evidence, trunk, before)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
-        manifest = exporter.seal(quality, before)
+        exporter.add_map()
+        manifest = exporter.seal(quality, before, _origin(run, folder))
         exporter.open_as_server()
         for reason in evidence.missing:
             note(f"no {evidence.kind} images of {reason}")
@@ -297,6 +342,13 @@ def export(
             return Exported(put_on_shelf(fresh, shelf, before, evidence, loss), manifest)
         move_into_place(fresh, out)
         return Exported(out, manifest)
+
+
+def _origin(run: Run, folder: Path) -> Origin:
+    """What the run recorded about itself. Commands that only continued it after an interruption changed nothing."""
+    commands = [command for command in History(folder).commands if "--resume" not in command]
+    data = dict.fromkeys(lesson.dataset for lesson in run.config.lessons)
+    return Origin(data=tuple(data), commands=tuple(dict.fromkeys(map(without_places, commands))))
 
 
 def _replaced(folder: Path) -> Bundle | None:

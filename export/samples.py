@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from serving.bundle.model import Model
+    from serving.bundle.model import BundleModel
 
 MOST = 10
 
 
 def write_samples(run: Path, bundle: Path, out: Path) -> None:
     """Write LABEL.png for each class, all of them or none; only a folder of PNG files is replaced."""
-    from export.graph.directory import WriteError, fresh_directory, replace_directory
-    from serving.bundle.model import Model
+    from serving.bundle.directory import WriteError, fresh_directory, replace_directory
+    from serving.bundle.model import BundleModel
     from training.data.images import picture
     from training.data.opening import open_sources
     from training.data.reread import reread
@@ -33,8 +33,8 @@ def write_samples(run: Path, bundle: Path, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(path.suffix != ".png" for path in out.iterdir())):
         raise WriteError(f"{out} exists and holds more than samples: choose another --out or remove it")
     config = read_config(run)
-    source, _ = open_sources(config).test_images()
-    model = Model.load(bundle, provider="cpu")
+    source, _ = open_sources(config, run=run).test_images()
+    model = BundleModel.load(bundle, provider="cpu")
     with fresh_directory(out.parent, out.name) as fresh:
         for label in source.classes[:MOST]:
             pixels, _ = reread(source.test.of([label]), config.preset.image)
@@ -42,7 +42,7 @@ def write_samples(run: Path, bundle: Path, out: Path) -> None:
         replace_directory(fresh, out)
 
 
-def _first_right(pixels: NDArray[np.uint8], label: str, model: Model) -> int:
+def _first_right(pixels: NDArray[np.uint8], label: str, model: BundleModel) -> int:
     """The index of the first image with the right answer, or 0 if there is none."""
     import numpy as np
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     chosen = parser.parse(arguments)
 
-    from export.graph.directory import WriteError
+    from serving.bundle.directory import WriteError
     from serving.bundle.errors import BundleError
 
     bundle = chosen.bundle or chosen.run / "bundle"

@@ -14,13 +14,13 @@ def main(arguments: list[str] | None = None) -> int:
 
     from serving.bundle.errors import BundleError
     from serving.bundle.manifest import load_bundle
-    from serving.bundle.model import Model
+    from serving.bundle.model import BundleModel
 
     try:
         bundle = load_bundle(chosen.bundle)
         bundle.check()
         for precision in bundle.manifest.precisions:
-            Model.load(chosen.bundle, provider="cpu", precision=precision).self_test()
+            BundleModel.load(chosen.bundle, provider="cpu", precision=precision).self_test()
     except BundleError as error:
         print(f"error: {escaped(error)}", file=sys.stderr)
         return 2

@@ -20,9 +20,10 @@ from export.graph.cascade import WORTH_IT, views
 from export.graph.session import load_nodes, open_subgraph
 from export.graph.writer import SHARED
 from models.config import ROTATIONS
+from models.detectors import SCORES
 from serving.bundle.layout import graph_name, part_name
 from serving.bundle.manifest import INPUT_NAME, Bundle, Manifest
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from training.show.console import numbers
 
 WARM_UP, RUNS = 3, 15
@@ -37,6 +38,8 @@ class TaskCost:
     macs: int
     """For one image in all its rotations."""
     stored_bytes: dict[str | None, int]
+    detector_bytes: int
+    """The part of them that its unknown scores take, in all rotations."""
     milliseconds: dict[str, float]
     unchanged: bool
 
@@ -65,7 +68,7 @@ def inspect(bundle: Bundle) -> Inspection:
     latencies = {}
     alone: dict[str, list[float]] = {}
     for precision in manifest.precisions:
-        latencies[precision] = _latency(Model.load(bundle.path, provider="cpu", precision=precision).session, one)
+        latencies[precision] = _latency(BundleModel.load(bundle.path, provider="cpu", precision=precision).session, one)
         nodes = load_nodes(bundle.path, precision)
         alone[precision] = [_task_latency(bundle, nodes, task, one) for task in range(len(manifest.tasks))]
     # All precisions have the same layers.
@@ -82,6 +85,7 @@ def inspect(bundle: Bundle) -> Inspection:
             units=tuple(layer.units for layer in layers if not layer.aligns),
             macs=rotations * sum(layer.macs for layer in layers),
             stored_bytes={key: file.size if file else 0 for key, file in owned.items()},
+            detector_bytes=_detector_bytes(nodes, task),
             milliseconds={key: each[task] for key, each in alone.items()},
             unchanged=info.unchanged,
         )
@@ -101,6 +105,17 @@ def _layers(model: onnx.ModelProto, task: int) -> Iterator[_Layer]:
             weight, made = shapes[node.input[1]], shapes[node.output[0]]
             aligns = f"{node.name.removesuffix('/Conv')}/index" in shapes
             yield _Layer(weight[0], math.prod(made[2:]) * math.prod(weight), aligns)
+
+
+def _detector_bytes(model: onnx.ModelProto, task: int) -> int:
+    """The bytes of the constants of a task that belong to an unknown score, or to the features for a quarantine."""
+    owners = {*SCORES, "features"}
+    found = 0
+    for constant in model.graph.initializer:
+        owner, *parts = constant.name.split("/")
+        if owner == f"task{task}" and owners & set(parts):
+            found += math.prod(constant.dims) * onnx.helper.tensor_dtype_to_np_dtype(constant.data_type).itemsize
+    return found
 
 
 def _task_latency(bundle: Bundle, model: onnx.ModelProto, task: int, one: NDArray[np.uint8]) -> float:
@@ -135,9 +150,21 @@ def print_inspection(bundle: Bundle, found: Inspection) -> None:
         unchanged = f"{sum(task.unchanged for task in manifest.tasks)} of {len(manifest.tasks)}"
         console.print(f"replaces version {manifest.before}: {unchanged} tasks are unchanged")
     console.print(cascade_summary(manifest, found.rotations))
+    console.print(detector_summary(bundle, found.tasks))
     console.print(_tasks(found.tasks))
     console.print(_costs(manifest, found))
     console.print(_verification(manifest))
+
+
+def detector_summary(bundle: Bundle, costs: list[TaskCost]) -> str:
+    """What is stored about the images of the tasks instead of the images."""
+    detectors, own = sum(each.detector_bytes for each in costs), sum(task.images for task in bundle.rule.tasks)
+    image = bundle.manifest.image
+    return (
+        f"no training image is stored; detectors take {_kilobytes(detectors)} kB, as much as "
+        f"{detectors / math.prod(image.shape):,.0f} images of {image.height} x {image.width} pixels; "
+        f"rule.json has the scores of {own} images"
+    )
 
 
 def cascade_summary(manifest: Manifest, rotations: int) -> str:
@@ -168,7 +195,7 @@ def cascade_summary(manifest: Manifest, rotations: int) -> str:
 
 
 def _tasks(costs: list[TaskCost]) -> Table:
-    columns = numbers("M MACs per image", "unchanged")
+    columns = numbers("M MACs per image", "kB of detectors", "unchanged")
     table = Table("task", "classes", "live units per layer", *columns, title="tasks", title_justify="left")
     for number, part in enumerate(costs):
         table.add_row(
@@ -176,6 +203,7 @@ def _tasks(costs: list[TaskCost]) -> Table:
             ", ".join(part.labels[:6]) + (", ..." if len(part.labels) > 6 else ""),
             " ".join(map(str, part.units)),
             f"{part.macs / 1e6:.2f}",
+            _kilobytes(part.detector_bytes),
             "yes" if part.unchanged else "no",
         )
     return table

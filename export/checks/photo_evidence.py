@@ -37,7 +37,11 @@ def gather_photos(run: Run, trunk: Trunk, data: str | None = None, quarantine: A
     chosen = {task: found[task].at(index) for task, index in evenly(_counts(found), MOST_PHOTOS).items()}
     kept = {task: reread(images, spec) for task, images in chosen.items()}
     pixels = [np.empty((0, *spec.shape), np.uint8), *(each for each, _ in kept.values())]
-    encoded = [np.empty((0, trunk.spec.dim), np.float32), *(images.pixels for _, images in kept.values())]
+    none = np.empty((0, *([run.rotations] if run.rotations > 1 else []), trunk.spec.dim), np.float32)
+    # Imported here, because opening a run needs none of what measures it.
+    from training.measure.evaluation import run_inputs
+
+    encoded = [none, *(run_inputs(run, images, sources) for _, images in kept.values())]
     tasks = [task for task, (_, images) in kept.items() for _ in images.labels]
     place = {label: class_id for class_id, label in enumerate(run.config.labels)}
     class_ids = [place[str(label)] for _, images in kept.values() for label in images.labels]

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from export.graph.notes import note
+from models.trunks.trunk import Trunk
 from serving.bundle.run_verdict import RunVerdict, not_measured
 from training.data.images import DataError
 from training.data.opening import open_sources
@@ -39,7 +40,9 @@ class Quality:
         note(f"forced: {warning}")
 
 
-def quality_of(folder: Path, run: Run, data: str | None, quarantine: Address | None) -> Quality:
+def quality_of(
+    folder: Path, run: Run, data: str | None, quarantine: Address | None, trunk: Trunk | None = None
+) -> Quality:
     """The quality that RUN/metrics.json records. A run that is exported by another decision than it was measured with
     is measured again, on the test images that are at hand."""
     metrics = _recorded(folder)
@@ -50,7 +53,8 @@ def quality_of(folder: Path, run: Run, data: str | None, quarantine: Address | N
         from training.measure.evaluation import evaluate, measure
 
         try:
-            metrics = measure(evaluate(run, open_sources(run.config, data, quarantine), torch.device("cpu")))
+            sources = open_sources(run.config, data, quarantine, trunk=trunk)
+            metrics = measure(evaluate(run, sources, torch.device("cpu")))
         except DataError as error:
             reason = f"the run was measured with decision {measured_by} only, and no test image is at hand ({error})"
             return Quality({}, not_measured(reason))

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.checks.old_classes import MAX_LOSS, compare_classes
 from export.checks.trunk_remembering import compare_pooled
 from export.graph.cascade import AGREEMENT
-from export.graph.directory import move_into_place
 from export.graph.evidence import Evidence
 from export.graph.notes import note
 from export.graph.session import GraphQuery, is_large, load_nodes, open_written
 from serving.bundle.decision import NETWORK_NAMES, decide
+from serving.bundle.directory import move_into_place
 from serving.bundle.layout import parts_of
 from serving.bundle.manifest import Bundle, load_bundle
+from serving.bundle.old_classes import MAX_LOSS, compare_classes
 from serving.bundle.shelf import Shelf
 
 

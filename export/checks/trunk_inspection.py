@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from serving.bundle.layout import POOLED, TRUNK
+from serving.bundle.layout import POOLED, trunk_name
 from serving.bundle.manifest import INPUT_NAME, Bundle
-from serving.bundle.model import Model, fastest_seconds
+from serving.bundle.model import BundleModel, fastest_seconds
 from training.show.console import numbers
 
 RUNS, SECONDS = range(5, 200), 2.0
@@ -34,26 +34,30 @@ def print_trunk_inspection(bundle: Bundle) -> None:
         cells = ", ".join(task.labels[:6]) + more, str(task.own_images), "yes" if task.unchanged else "no"
         table.add_row(str(task.task), *cells)
     console.print(table)
-    bare, whole = latencies(bundle)
+    times = {precision: latencies(bundle, precision) for precision in manifest.precisions}
     title = "size, and latency of one image on the CPU of this machine"
     costs = Table("part", *numbers("kB", "ms"), title=title, title_justify="left")
-    costs.add_row(TRUNK, f"{manifest.files[TRUNK].size / 1e3:.1f}", f"{1e3 * bare:.2f}")
+    for precision, (bare, _) in times.items():
+        name = trunk_name(precision)
+        costs.add_row(name, f"{manifest.files[name].size / 1e3:.1f}", f"{1e3 * bare:.2f}")
     costs.add_row(POOLED, f"{manifest.files[POOLED].size / 1e3:.1f}", "")
     for task in manifest.tasks:
         stored = sum(manifest.files[name].size for name in task.parts)
-        costs.add_row(f"detector of task {task.task}", f"{stored / 1e3:.1f}", "")
+        costs.add_row(f"files of task {task.task}", f"{stored / 1e3:.1f}", "")
+    bare, whole = times["fp32"]
     costs.add_row("all but the trunk", "", f"{1e3 * (whole - bare):.2f}")
-    costs.add_row("all", f"{size / 1e3:.1f}", f"{1e3 * whole:.2f}")
+    costs.add_row("all, in fp32", f"{size / 1e3:.1f}", f"{1e3 * whole:.2f}")
     console.print(costs)
-    checks = Table("what", *numbers("fp32"), title="verified when it was written", title_justify="left")
-    for name, value in manifest.verification["fp32"].items():
-        checks.add_row(name.replace("_", " "), f"{value:.4g}")
-    console.print(checks)
+    for precision, checked in manifest.verification.items():
+        checks = Table("what", *numbers(precision), title="verified when it was written", title_justify="left")
+        for name, value in checked.items():
+            checks.add_row(name.replace("_", " "), f"{value:.4g}")
+        console.print(checks)
 
 
-def latencies(bundle: Bundle) -> tuple[float, float]:
+def latencies(bundle: Bundle, precision: str) -> tuple[float, float]:
     """Seconds for one image: of the trunk alone, and of the whole answer; the fastest of several runs in turn."""
-    model = Model.load(bundle.path, provider="cpu")
+    model = BundleModel.load(bundle.path, provider="cpu", precision=precision)
     one = np.ascontiguousarray(bundle.golden.pixels[:1])
     model.predict(one)
     bare = partial(model.session.run, None, {INPUT_NAME: one})

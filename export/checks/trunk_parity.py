@@ -2,75 +2,99 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export.checks.adapter_parity import verify_adapters
 from export.checks.parity import ALLOWED, BATCHES, ParityError
 from export.graph.evidence import Evidence
-from models.trunks.trunk import INPUT, OUTPUT, Trunk
+from export.graph.notes import note
+from models.trunks.maps import maps_beside
+from models.trunks.trunk import Trunk
+from serving.bundle.arrays import MOST_UNPACKED, read_arrays
 from serving.bundle.decision import Outputs, complete, decide
-from serving.bundle.layout import POOLED, TRUNK, detector_name
+from serving.bundle.layout import MAPS, POOLED, STATISTICS, TRUNK, detector_name
+from serving.bundle.lessons import archive
 from serving.bundle.manifest import Graph
-from serving.bundle.pooled import PooledClassifier
-from serving.bundle.pooled_model import PooledModel
+from serving.bundle.model import encode_rotations
+from serving.bundle.pooled import Detector, PooledClassifier
+from serving.bundle.pooled_model import PooledModel, adapters_of, weight_arrays
 from serving.bundle.session import open_session
 from training.learn.pooled_decision import PooledDecider
+from training.run import Run
 
 BATCH = 16
 
 
-def write_trunk(folder: Path, trunk: Trunk, model: PooledModel) -> None:
-    """Write the files that replace the graphs of a network learned from scratch."""
+def write_trunk(folder: Path, trunk: Trunk, decider: PooledDecider) -> None:
+    """Write the files that replace the graphs of a network learned from scratch, and those to learn classes from."""
     (folder / TRUNK).write_bytes(trunk.model)
-    for name, part in _files_of(model).items():
-        stored = io.BytesIO()
-        arrays: dict[str, Any] = part.to_arrays()
-        np.savez(stored, **arrays)
-        (folder / name).write_bytes(stored.getvalue())
+    (folder / MAPS).write_bytes(maps_beside(trunk.model, TRUNK))
+    for name, arrays in _files_of(decider.model).items():
+        (folder / name).write_bytes(archive(arrays))
+    if decider.teachable is None:
+        note("this run was begun before the part of each class was kept: no server can learn from its bundle")
+    elif decider.teachable.factors.size > MOST_UNPACKED:
+        size = f"{decider.teachable.factors.size / 1e6:.0f} MB"
+        note(f"the parts of all classes take {size}, more than a server reads: it cannot learn from this bundle")
+    else:
+        (folder / STATISTICS).write_bytes(archive(decider.teachable.to_arrays()))
 
 
-def _files_of(model: PooledModel) -> dict[str, PooledClassifier]:
-    return {POOLED: model.classifier, **{detector_name(task): each for task, each in enumerate(model.detectors)}}
+def _files_of(model: PooledModel) -> dict[str, dict[str, Any]]:
+    """The arrays of each file: the classifier of all tasks, and of each task its detector and its adapter."""
+    files = {POOLED: {**model.classifier.to_arrays(), **weight_arrays(model)}}
+    for task, detector in enumerate(model.detectors):
+        adapter = model.adapters[task].to_arrays() if model.adapters else {}
+        files[detector_name(task)] = {**detector.to_arrays(), **adapter}
+    return files
 
 
-def _read(folder: Path, name: str) -> PooledClassifier:
-    with np.load(folder / name, allow_pickle=False) as stored:
-        return PooledClassifier.from_arrays(dict(stored))
+def _read(folder: Path, tasks: int) -> PooledModel:
+    def arrays(name: str) -> dict[str, NDArray[Any]]:
+        return read_arrays((folder / name).read_bytes())
+
+    pooled, *each = arrays(POOLED), *(arrays(detector_name(task)) for task in range(tasks))
+    detectors = tuple(map(Detector.from_arrays, each))
+    return PooledModel(PooledClassifier.from_arrays(pooled), detectors, *adapters_of(pooled, each))
 
 
 def verify_trunk(
-    folder: Path, decider: PooledDecider, pixels: NDArray[np.uint8], evidence: Evidence
+    folder: Path, run: Run, pixels: NDArray[np.uint8], evidence: Evidence
 ) -> tuple[Outputs, dict[str, float]]:
     """The outputs of the written files for `pixels`, and what was compared; raises a ParityError.
 
     - batches: an image is encoded in the same way alone and in a batch of seven;
-    - classifier and detectors: the files give the outputs of the run for the same vectors, to the bit;
+    - classifier, detectors and adapters: the files give the outputs of the run for the same vectors, to the bit;
+    - adapters: they give the logits of the masked network, but for weights that are stored in 16 bits;
     - photos: the images of the run, read and encoded as a server does it, give the run's vectors, and its answers.
     """
     session = open_session(Graph((folder / TRUNK).read_bytes(), {}))
+    decider = run.need_pooled()
+    model = _read(folder, len(decider.detectors))
 
     def encode(images: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
         parts = [images[start : start + size] for start in range(0, len(images), size)]
-        return np.concatenate([session.run([OUTPUT], {INPUT: part})[0] for part in parts])
+        return np.concatenate([encode_rotations(session, part, model.rotations) for part in parts])
 
-    classifier, *detectors = (_read(folder, name) for name in _files_of(decider.model))
     encoded = {size: encode(pixels, size) for size in BATCHES}
-    outputs = PooledModel(classifier, tuple(detectors)).outputs(encoded[max(BATCHES)])
+    outputs = model.outputs(encoded[max(BATCHES)])
     result = {"images": float(len(pixels)), "allowed": ALLOWED}
     result["batch_difference"] = _largest("batches", encoded[BATCHES[0]], encoded[BATCHES[-1]])
     expected = decider.outputs(encoded[max(BATCHES)])
     for name, values in expected.items():
         if not np.array_equal(values, outputs[name]):
-            raise ParityError(f"{POOLED} and the detectors: {name} differ from those of the run for the same vectors")
+            raise ParityError(f"{POOLED} and the files of tasks: {name} differ from the run's for the same vectors")
+    result |= verify_adapters(run, model, encoded[max(BATCHES)], BATCHES)
     if evidence.encoded is not None and len(evidence):
         again = encode(evidence.pixels, BATCH)
         result["photos"] = float(len(evidence))
         result["photo_difference"] = _largest("photos", evidence.encoded, again)
         result["label_agreement"] = _agreement(decider, evidence.encoded, again)
+        result |= verify_adapters(run, model, evidence.encoded, BATCHES)
     return complete(outputs, decider.rule), result
 
 

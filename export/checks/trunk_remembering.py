@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from export.graph.evidence import Evidence
 from export.graph.notes import note
 from serving.bundle.decision import judge
-from serving.bundle.layout import TRUNK
+from serving.bundle.layout import trunk_name
 from serving.bundle.manifest import Bundle
 from serving.bundle.model import load_pooled
+from training.measure.verdict import lower_share
 
 Answers = NDArray[np.integer]
 NOTHING: Answers = np.empty((2, 0), int)
@@ -20,12 +21,15 @@ def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[s
     """What a bundle that adds tasks to another one would break, or None if it remembers; and the class ids [2, n] that
     both answer for the photos of earlier tasks.
 
-    The trunk and the detectors of earlier tasks must be the same byte for byte, so that what was known stays known. The
-    classifier is made of sums over all tasks and changes with every task by design: how many photos of earlier tasks
-    get another label is counted and printed, and the caller judges how many an earlier class may lose.
+    The trunk and the detectors of earlier tasks must be the same byte for byte. The rank of a photo is among known
+    photos of all tasks, which a task adds to, so single photos may pass the threshold; but certainly no larger share of
+    them than alpha may be called unknown that was known before. The classifier is made of sums over all tasks and
+    changes with every task by design: how many photos of earlier tasks get another label is counted and printed, and
+    the caller judges how many an earlier class may lose.
     """
     old, new = before.manifest, after.manifest
-    for name in (TRUNK, *(part for task in old.tasks for part in task.parts)):
+    trunks = [trunk_name(precision) for precision in old.precisions]
+    for name in (*trunks, *(part for task in old.tasks for part in task.parts)):
         if old.files.get(name) != new.files.get(name):
             return f"{name} differs from version {old.version}", NOTHING
     earlier = evidence.tasks < len(old.tasks)
@@ -40,5 +44,7 @@ def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[s
         f"pooled statistics change with every task: of {images} photos of earlier tasks, {int(then.known.sum())} were "
         f"known and {int(now.known.sum())} are, {moved} get another label"
     )
-    forgot = f"{lost} of {int(then.known.sum())} known photos would be called unknown; allowed: 0" if lost else None
-    return forgot, np.stack([then.class_id, now.class_id])
+    alpha, known = after.rule.alpha, int(then.known.sum())
+    if known and lower_share(lost, known) > alpha:
+        return f"{lost} of {known} known photos would be called unknown; allowed: a share of {alpha:g}", NOTHING
+    return None, np.stack([then.class_id, now.class_id])

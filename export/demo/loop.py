@@ -3,32 +3,27 @@
 import hashlib
 import io
 import secrets
-import shlex
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from export.demo.result import NEW, LoopResult, loop_result
+from export.demo.steps import command, say, wait
 from export.demo.traffic import Traffic, predict_all, served_versions
 from serving import demo
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.shelf import Shelf
 from training.config import RunConfig
 from training.data.datasets import load_source
 from training.data.images import Source, picture
 from training.store.checkpoint import CONFIG, CURRENT, METRICS, RunError, read_config
 
-TIMEOUT = 60.0
 KNOWN_SENT = 160
 
 
@@ -93,7 +88,7 @@ def run_loop(run: Path, folder: DemoFolder, port: int, labeller: type[Labeller] 
     """The whole loop, from a run of 0 to 7 to a server that knows 0 to 9."""
     config = folder.prepare(run)
     source = load_source(config.preset.dataset, config.preset.image, None)
-    _command("publish", folder.run, folder.shelf)
+    command("publish", folder.run, folder.shelf)
     before = _current(folder)
     new = source.train.of(NEW)
     known = source.train.of(config.labels)
@@ -117,53 +112,37 @@ def run_loop(run: Path, folder: DemoFolder, port: int, labeller: type[Labeller] 
 
 
 def _while_serving(
-    folder: DemoFolder, source: Source, before: Model, url: str, person: Labeller, files: list[bytes], new: int
+    folder: DemoFolder, source: Source, before: BundleModel, url: str, person: Labeller, files: list[bytes], new: int
 ) -> LoopResult:
     """Everything that happens while the server runs; the first `new` files are of new classes."""
     answers = predict_all(url, files)
     unknown = [not answer.known for answer in answers]
-    _print(f"{new} images of {' and '.join(NEW)} were sent: {sum(unknown[:new])} are unknown, and kept")
-    _wait(lambda: person.kept() >= sum(unknown), "the quarantine did not keep the unknown images")
-    _command("discover", "--quarantine", folder.quarantine, "--bundle", before.bundle.path)
+    say(f"{new} images of {' and '.join(NEW)} were sent: {sum(unknown[:new])} are unknown, and kept")
+    wait(lambda: person.kept() >= sum(unknown), "the quarantine did not keep the unknown images")
+    command("discover", "--quarantine", folder.quarantine, "--bundle", before.bundle.path)
     groups = person.groups()
     for number, labels in groups:
         label, count = labels.most_common(1)[0]
-        _print(f"group {number}: {labels.total()} images, {count / labels.total():.0%} of them {label}")
+        say(f"group {number}: {labels.total()} images, {count / labels.total():.0%} of them {label}")
         if label in NEW:
             person.name(number, label)
-    _print("learning them as the next task, while clients continue to send requests")
+    say("learning them as the next task, while clients continue to send requests")
     with Traffic(url, files[new:]) as traffic:
-        _command("learn-unknowns", folder.run, "--quarantine", folder.quarantine, "--publish", folder.shelf)
+        command("learn-unknowns", folder.run, "--quarantine", folder.quarantine, "--publish", folder.shelf)
         after = _current(folder)
         version = after.manifest.version
-        _wait(lambda: served_versions(url) == {version}, f"the server did not load version {version}")
-        _wait(lambda: len(traffic.versions()) > 1, "no request was answered after the swap")
+        wait(lambda: served_versions(url) == {version}, f"the server did not load version {version}")
+        wait(lambda: len(traffic.versions()) > 1, "no request was answered after the swap")
     result = loop_result(source, before, after, answers, new, groups, traffic, predict_all(url, files))
     result.checks["the labelled images are marked as learned"] = person.learned() >= len(NEW)
     return result
 
 
-def _current(folder: DemoFolder) -> Model:
+def _current(folder: DemoFolder) -> BundleModel:
     path = Shelf(folder.shelf).current()
     if path is None:
         raise RunError(f"{folder.shelf}: nothing was published")
-    return Model.load(path, provider="cpu")
-
-
-def _command(*words: object) -> None:
-    """Run a subcommand of `openworld` in a process of its own, as a person would."""
-    texts = list(map(str, words))
-    _print(f"$ openworld {shlex.join(texts)}")
-    if code := subprocess.run([sys.executable, "-m", "export.cli", *texts], check=False).returncode:
-        raise RunError(f"openworld {texts[0]} ended with exit code {code}")
-
-
-def _wait(met: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not met():
-        if time.monotonic() > deadline:
-            raise RunError(f"{otherwise} within {TIMEOUT:g} seconds")
-        time.sleep(0.1)
+    return BundleModel.load(path, provider="cpu")
 
 
 def _png(pixels: NDArray[np.uint8]) -> bytes:
@@ -174,7 +153,3 @@ def _png(pixels: NDArray[np.uint8]) -> bytes:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _print(text: str) -> None:
-    Console().print(f"[bold]{text}[/]", highlight=False)

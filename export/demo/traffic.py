@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from serving.client import Client, Retries, ServiceError
 from serving.http.schemas import Answer
 
-CLIENTS, PAUSE = 4, 0.1
-"""Concurrent clients, and the seconds between two requests of one of them."""
+CLIENTS, RATE = 8, 33.0
+"""Concurrent clients, and the requests per second that they send together; one that is late catches up."""
 
 
 @dataclass
@@ -48,7 +48,9 @@ class Traffic:
     def _ask(self, place: int) -> None:
         # Without retries, so that every failed request is counted.
         with Client(self.url, retries=Retries(attempts=1)) as client:
-            while not self._stop.wait(PAUSE):
+            due = self._started + place / RATE
+            while not self._stop.wait(max(due - time.monotonic(), 0.0)):
+                due += CLIENTS / RATE
                 place = (place + CLIENTS) % len(self.images)
                 try:
                     self.answers.append((place, client.predict(self.images[place])))

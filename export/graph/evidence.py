@@ -1,8 +1,10 @@
 """The validation images of a run that are still available, by which approximations are judged."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,6 +47,17 @@ class Evidence:
 
     def __len__(self) -> int:
         return len(self.pixels)
+
+    def at(self, chosen: NDArray[np.bool_]) -> Evidence:
+        """Some of the images."""
+        encoded = None if self.encoded is None else self.encoded[chosen]
+        return replace(
+            self,
+            pixels=self.pixels[chosen],
+            tasks=self.tasks[chosen],
+            class_ids=self.class_ids[chosen],
+            encoded=encoded,
+        )
 
 
 def gather(run: Run, data: str | None = None, quarantine: Address | None = None) -> Evidence:

@@ -11,7 +11,7 @@ from torch import Tensor
 from export.graph.baked_task import BakedTask
 from export.graph.writer import GraphWriter
 from models.detectors.mahalanobis import write_standardised
-from models.detectors.score import Features, write_directions
+from models.detectors.score import FLOAT, Features, write_directions
 
 DEPTHS = Features._fields
 
@@ -81,16 +81,20 @@ def _standardised_features(
     score = task.detector.mahalanobis
     upright = writer.constant("upright", np.array(0))
     first = ops.add("Gather", "features/first", [write_directions(ops, features, "deep"), upright], axis=0)
+    names = ("axes", "scales", "gain")
     if stored:
         # The decision needs all rotations of these, so the first one is taken from what is stored anyway.
-        whole = [writer.constant(f"{path}/{score.name}/{name}", getattr(score, name)) for name in ("basis", "gain")]
-        basis, gain = (writer.add_constant("Gather", f"{name}/first", [name, upright], axis=0) for name in whole)
+        whole = [writer.constant(f"{path}/{score.name}/{name}", getattr(score, name)) for name in names]
+        stored_axes, scales, gain = (
+            writer.add_constant("Gather", f"{name}/first", [name, upright], axis=0) for name in whole
+        )
     else:
-        basis, gain = (
-            writer.constant(f"{path}/features/{name}", getattr(score, name)[0]) for name in ("basis", "gain")
+        stored_axes, scales, gain = (
+            writer.constant(f"{path}/features/{name}", getattr(score, name)[0]) for name in names
         )
     level = writer.constant(f"{path}/features/level", score.level[0])
-    return write_standardised(ops, "features", first, basis, gain, level, [1, 0])
+    axes = ops.fold("Mul", "scaled", [ops.fold("Cast", "float", [stored_axes], to=FLOAT), scales])
+    return write_standardised(ops, "features", first, axes, gain, level, [1, 0])
 
 
 def write_decision_of_task(

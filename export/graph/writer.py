@@ -33,10 +33,13 @@ BITS_OF_BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, b
 
 
 def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
+    """The version of a package, whose build for GPUs may have a name of its own."""
+    for name in (package, f"{package}-gpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "not installed as a package"
 
 
 class PartFile:
