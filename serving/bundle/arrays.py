@@ -6,6 +6,7 @@ import io
 import math
 import zipfile
 import zlib
+from collections.abc import Collection
 from typing import IO, Any
 
 import numpy as np
@@ -18,17 +19,18 @@ _KINDS = "biuf"
 """Booleans and numbers."""
 
 
-def read_arrays(content: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive by name; raises a ValueError if it is damaged or larger than allowed."""
+def read_arrays(content: bytes | IO[bytes], only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive by name, or only some; raises a ValueError if it is damaged or larger than allowed."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(io.BytesIO(content) if isinstance(content, bytes) else content) as archive:
             members = archive.infolist()
             if len(members) > MOST_ARRAYS:
                 raise ValueError(f"{len(members)} arrays; allowed: up to {MOST_ARRAYS}")
             if (unpacked := sum(member.file_size for member in members)) > MOST_UNPACKED:
                 raise ValueError(f"{unpacked} bytes when unpacked; allowed: up to {MOST_UNPACKED}")
             # A member that holds more than it announces is not read beyond that.
-            return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
+            named = {member.filename.removesuffix(".npy"): member for member in members}
+            return {name: _read_array(archive, each) for name, each in named.items() if only is None or name in only}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

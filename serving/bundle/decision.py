@@ -12,18 +12,26 @@ and both can be compared between tasks although no two tasks ever saw the same i
   P(x in class c) = P(c | its task) * P(x in its task). If one classifier has the classes of all tasks (`Rule.joint`),
   one softmax over its logits is P(x in class c), and its sum over the classes of a task is P(x in task k);
 - known or not: the rank of s_k among those N_k scores is a conformal p-value. An image is known if for some task it is
-  at least alpha. If the scores are of validation images, this accepts at least 1 - alpha of every task's own images on
-  average, whatever is learned later. If scores of left-out training images are among them, the share is measured to be
-  close to 1 - alpha, and not proven: the network has seen these images, though the detectors have not.
-  A p-value is never below 1 / (N_k + 1), so a task with fewer than 1 / alpha scores rejects no image. Its unknown
-  scores stay within the threshold, so that an image is known exactly if its unknown score is within it.
+  at least alpha. With a single task whose scores are of validation images, this accepts at least 1 - alpha of its own
+  images on average. If scores of left-out training images are among them, the share is measured to be close to
+  1 - alpha, and not proven: the network has seen these images, though the detectors have not.
+  With several tasks, an unknown image has a chance with each of them, and its largest p-value tends to rise with every
+  task. There are two cures:
+  - Tasks that share one space of encoded vectors measure it on known images (`TaskRule.overall`): each task's left-out
+    images are scored by all tasks so far, and the smallest surprise of an image is ranked among those of all tasks.
+  - Tasks with features of their own cannot score each other's images. The task with the heaviest tail among its few
+    scores would decide, so the scores of all tasks, each less its task's median and divided by its mean excess, count
+    as OTHERS further scores of every task. Then the promise holds as far as these tails are alike, which is measured
+    for every task after every task; with N_k far above OTHERS, it holds for task k whatever the other tasks are.
+  A task with fewer than 1 / alpha scores of its own rejects no image. Its unknown scores stay within the threshold, so
+  that an image is known exactly if its unknown score is within it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,24 +57,31 @@ FEATURES = "features"
 _WHOLE_ROW = np.array([0])
 
 
-STEP_WIDTH, LEFT_OVER = 0.1, 0.1
+STEP_WIDTH, LEFT_OVER = 0.1, 1e-3
 """A step of the p-value falls over STEP_WIDTH of the tail by all but LEFT_OVER of its height; the rest falls slowly."""
+OTHERS = 100
+"""The scores of all tasks together count as so many further scores of each task."""
 
 
-class TaskRule(BaseModel):
-    """The statistics of one task that the decision needs: numbers, no images."""
+ENOUGH = 100
+"""Images that the expected surprise is ranked among, if there are so many."""
+DOUBT = 1.0
+"""The weight of not knowing which task an image belongs to, in -log10 of a p-value per nat of entropy."""
+
+
+class OwnScores(BaseModel):
+    """Scores of known images, among which the score of an image has a rank: numbers, no images."""
 
     model_config = ConfigDict(frozen=True)
 
-    classes: int = Field(gt=0, description="number of output columns of this task")
     own_scores: tuple[float, ...] = Field(
-        min_length=1, description="distinct scores of the task's own images, by detectors not fitted to them, ascending"
+        min_length=1, description="distinct scores of own images, by detectors not fitted to them, ascending"
     )
     own_counts: tuple[int, ...] = Field(description="how many images had each score")
     tail: float = Field(gt=0, description="mean excess over the median score: beyond the last, images rank by it")
 
     @model_validator(mode="after")
-    def _check(self) -> TaskRule:
+    def _check(self) -> Self:
         if len(self.own_counts) != len(self.own_scores):
             raise ValueError(
                 f"own_counts has {len(self.own_counts)} entries, own_scores {len(self.own_scores)}: one count for each "
@@ -77,8 +92,8 @@ class TaskRule(BaseModel):
         return self
 
     @classmethod
-    def fit(cls, scores: Sequence[float] | Array, classes: int) -> TaskRule:
-        """The rule of a task from the scores of its own images."""
+    def rank(cls, scores: Sequence[float] | Array, **others: Any) -> Self:
+        """From the scores of the images; `others` are the fields of a subclass."""
         every = np.asarray(scores, dtype=np.float64)
         if every.size == 0 or not np.isfinite(every).all():
             raise ValueError(f"own scores must be finite numbers, at least one; got {every[:5]}")
@@ -86,10 +101,10 @@ class TaskRule(BaseModel):
         center = float(np.median(every))
         upper = every[every > center]
         return cls(
-            classes=classes,
             own_scores=tuple(map(float, values)),
             own_counts=tuple(map(int, counts)),
             tail=float(np.mean(upper - center)) if upper.size else 1.0,
+            **others,
         )
 
     @property
@@ -99,24 +114,65 @@ class TaskRule(BaseModel):
 
     @property
     def least_p_value(self) -> float:
-        """The smallest p-value that an image can have."""
+        """The smallest p-value that an image can have by these scores."""
         return 1 / (self.images + 1)
+
+    def surprise(self, scores: Array) -> Array:
+        """-log10 of the p-values of scores [n], continuous and strictly rising beyond the last stored score."""
+        return _Ranks((self,)).surprise(scores[:, None])[:, 0]
+
+    @cached_property
+    def center(self) -> float:
+        """The median of the scores."""
+        return float(np.median(np.repeat(self.own_scores, self.own_counts)))
 
     @cached_property
     def p_value_curve(self) -> tuple[Array, Array]:
         """Scores and their conformal p-values (1 + #{s_i >= s}) / (n + 1), to be interpolated linearly.
 
-        There are two points per stored score: at the score, and shortly after it, when the step down is almost
-        complete. The line stays just above the step function, so acceptance of the task's own images is still at least
-        1 - alpha.
+        The line stays just above the step function, so acceptance of the task's own images is still at least 1 - alpha.
         """
-        knots = np.asarray(self.own_scores)
-        counts = np.asarray(self.own_counts)
-        at_least = counts[::-1].cumsum()[::-1]
-        gaps = np.append(np.diff(knots), np.inf)
-        points = np.stack([knots, knots + np.minimum(STEP_WIDTH * self.tail, gaps / 2)], axis=1)
-        heights = np.stack([1.0 + at_least, 1.0 + at_least - (1 - LEFT_OVER) * counts], axis=1)
-        return points.ravel(), heights.ravel() / (counts.sum() + 1)
+        points, at_least = _steps(
+            np.asarray(self.own_scores), np.asarray(self.own_counts, dtype=np.float64), STEP_WIDTH * self.tail
+        )
+        return points, (1 + at_least) / (self.images + 1)
+
+
+class TaskRule(OwnScores):
+    """The statistics of one task that the decision needs: the scores of its own images."""
+
+    classes: int = Field(gt=0, description="number of output columns of this task")
+    overall: tuple[float, ...] = Field(
+        default=(), description="smallest surprise of each own image over all tasks by then, if tasks are compared so"
+    )
+    expected: tuple[float, ...] = Field(
+        default=(), description="expected surprise of each own image over all tasks by then, if tasks are compared so"
+    )
+
+    @classmethod
+    def fit(
+        cls,
+        scores: Sequence[float] | Array,
+        classes: int,
+        overall: Sequence[float] | Array = (),
+        expected: Sequence[float] | Array = (),
+    ) -> TaskRule:
+        """The rule of a task from the scores of its own images."""
+        measured = {"overall": tuple(map(float, overall)), "expected": tuple(map(float, expected))}
+        return cls.rank(scores, classes=classes, **measured)
+
+
+def expected_surprises(surprises: Array, p_task: Array) -> Array:
+    """sum_t p(t) (surprise_t - DOUBT log p(t)) [n] of surprises and probabilities of tasks [n, tasks].
+
+    The surprise of the task that an image belongs to, as far as the classifier of all tasks knows it, plus the doubt
+    about that. An image of a known task keeps its value when further tasks are learned, however many, unless these are
+    confused with its task. The smallest surprise over all tasks does not: with every task, and above all with tasks of
+    few images, more images have a small one somewhere.
+    """
+    doubt = -(p_task * np.log(np.maximum(p_task, np.finfo(np.float64).tiny))).sum(axis=1)
+    value: Array = (p_task * surprises).sum(axis=1) + DOUBT * doubt
+    return value
 
 
 class Rule(BaseModel):
@@ -130,51 +186,79 @@ class Rule(BaseModel):
     joint: bool = Field(
         default=False, description="whether one softmax over the logits of all tasks gives the probabilities"
     )
+    expectation: bool = Field(
+        default=False,
+        description="whether the expected surprise over the tasks decides if all have stored it; else the smallest one",
+    )
 
     def surprise(self, scores: Array) -> Array:
         """-log10 of the p-values of scores [batch, tasks], continuous and strictly rising.
 
-        Beyond a task's last stored score it rises linearly, as if the scores' tail were exponential. That ranks unknown
-        images, and decides nothing: the p-value that decides is at least `least_p_value`.
+        Beyond the last stored score it rises linearly, as if the scores' tail were exponential. That ranks unknown
+        images, and decides nothing: the p-value that decides is at least that of `least_p_values`.
         """
-        p_values = np.empty(scores.shape)
-        for number, task in enumerate(self.tasks):
-            p_values[:, number] = np.interp(scores[:, number], *task.p_value_curve)
-        last, tail = self._ends
-        surprise: Array = np.maximum(scores - last, 0.0) / (tail * np.log(10)) - np.log10(p_values)
-        return surprise
+        return self._ranks.surprise(scores)
 
     @cached_property
-    def least_p_values(self) -> Array:
-        """Each task's smallest p-value, [tasks]."""
-        return np.array([task.least_p_value for task in self.tasks])
+    def by_expectation(self) -> bool:
+        """Whether the expected surprise over the tasks decides; else it is the smallest one."""
+        return self.joint and self.expectation and all(task.expected for task in self.tasks)
+
+    @cached_property
+    def overall(self) -> OwnScores | None:
+        """What the expected or the smallest surprise over the tasks is ranked among; None: it decides itself."""
+        if self.by_expectation:
+            return OwnScores.rank(np.concatenate([task.expected for task in self._representative()]))
+        known = [task.overall for task in self.tasks]
+        return OwnScores.rank(np.concatenate(known)) if all(known) else None
+
+    def _representative(self) -> list[TaskRule]:
+        """The tasks whose images were compared with enough others when they were learned.
+
+        An image can be taken for one of another task, which raises its expected surprise. Those of the first tasks had
+        few others beside them, and a threshold by them would reject more known images than alpha. So at least half as
+        many classes must have come before as before the last task, or others are needed to have enough images.
+        """
+        found, images = list[TaskRule](), 0
+        for task, before in reversed(list(zip(self.tasks, self.starts, strict=True))):
+            if 2 * before >= self.starts[-1] or images < ENOUGH:
+                found.append(task)
+                images += len(task.expected)
+        return found
+
+    def least_p_values(self, alpha: float) -> Array:
+        """The smallest p-value that each task gives an image, [tasks]."""
+        return self._ranks.least_p_values(alpha)
 
     def blind_tasks(self, alpha: float | None = None) -> list[int]:
-        """The tasks with too few stored scores to reject an image: with one of them, no image is called unknown."""
+        """The tasks with too few stored scores to reject an image: with one of them, no image is called unknown.
+
+        If the surprise over all tasks is ranked among known images, only the number of these counts.
+        """
         level = self.alpha if alpha is None else alpha
-        return np.flatnonzero(self.least_p_values >= level).tolist()
+        if self.overall is not None:
+            return [] if self.overall.least_p_value < level else list(range(len(self.tasks)))
+        return self._ranks.blind(level)
 
     def unknown_scores(self, scores: Array, alpha: float) -> Array:
-        """The surprise at scores [batch, tasks], within the threshold for tasks that cannot reject at this alpha.
+        """The surprise at scores [batch, tasks], within the threshold for tasks that cannot reject at this alpha."""
+        return self._ranks.bounded(scores, alpha)
 
-        Where such a task's surprise exceeds that of its least p-value, it approaches the threshold without passing it,
-        so that images keep their order.
-        """
-        surprise = self.surprise(scores)
-        limit = threshold(alpha)
-        for task in self.blind_tasks(alpha):
-            column = surprise[:, task]
-            last = -np.log10(self.least_p_values[task])
-            beyond, room = np.maximum(column - last, 0.0), max(limit - last, 0.0)
-            bounded = last + room * beyond / (beyond + room) if room else last
-            surprise[:, task] = np.minimum(np.where(beyond > 0, bounded, column), limit)
-        return surprise
+    def overall_unknown_score(self, scores: Array, p_task: Array, alpha: float) -> Array:
+        """The unknown score over all tasks [batch], of scores and probabilities of tasks [batch, tasks], if it is
+        ranked among known images."""
+        assert self._overall_ranks is not None
+        surprises = self.surprise(scores)
+        found = expected_surprises(surprises, p_task) if self.by_expectation else surprises.min(axis=1)
+        return self._overall_ranks.bounded(found[:, None], alpha)[:, 0]
 
     @cached_property
-    def _ends(self) -> tuple[Array, Array]:
-        """Where each task's p-value curve ends, and its tail."""
-        last, tail = np.array([(task.p_value_curve[0][-1], task.tail) for task in self.tasks]).T
-        return last, tail
+    def _ranks(self) -> _Ranks:
+        return _Ranks(self.tasks) if self.overall is not None or len(self.tasks) == 1 else _MixedRanks(self.tasks)
+
+    @cached_property
+    def _overall_ranks(self) -> _Ranks | None:
+        return None if self.overall is None else _Ranks((self.overall,))
 
     @property
     def columns(self) -> list[slice]:
@@ -192,6 +276,69 @@ class Rule(BaseModel):
     def task_of_class(self) -> Starts:
         """class_id -> task."""
         return np.repeat(np.arange(len(self.tasks)), [task.classes for task in self.tasks])
+
+
+class _Ranks:
+    """The ranks of scores [batch, n] among n sets of own scores."""
+
+    def __init__(self, parts: Sequence[OwnScores]) -> None:
+        self.parts = parts
+        self.own_least = np.array([part.least_p_value for part in parts])
+        self.last, self.tail = np.array([(part.p_value_curve[0][-1], part.tail) for part in parts]).T
+
+    def least_p_values(self, alpha: float) -> Array:
+        return self.own_least
+
+    def surprise(self, scores: Array) -> Array:
+        surprise: Array = np.maximum(scores - self.last, 0.0) / (self.tail * np.log(10))
+        return surprise - np.log10(self.p_values(scores))
+
+    def p_values(self, scores: Array) -> Array:
+        p_values = np.empty(scores.shape)
+        for number, part in enumerate(self.parts):
+            p_values[:, number] = np.interp(scores[:, number], *part.p_value_curve)
+        return p_values
+
+    def blind(self, alpha: float) -> list[int]:
+        return np.flatnonzero(self.own_least >= alpha).tolist()
+
+    def bounded(self, scores: Array, alpha: float) -> Array:
+        """The surprise, where with too few own scores to reject it approaches the threshold without passing it, so that
+        images keep their order."""
+        surprise = self.surprise(scores)
+        limit = threshold(alpha)
+        for number in self.blind(alpha):
+            column = surprise[:, number]
+            last = -np.log10(self.own_least[number])
+            beyond, room = np.maximum(column - last, 0.0), max(limit - last, 0.0)
+            bounded = last + room * beyond / (beyond + room) if room else last
+            surprise[:, number] = np.minimum(np.where(beyond > 0, bounded, column), limit)
+        return surprise
+
+
+class _MixedRanks(_Ranks):
+    """The same, where the scores of all sets together count as OTHERS further scores of each.
+
+    Scores of different sets are compared relative to the median and the mean excess of their set.
+    """
+
+    def __init__(self, parts: Sequence[OwnScores]) -> None:
+        super().__init__(parts)
+        self.center, self.weight = np.array([(part.center, part.images + 1) for part in parts]).T
+        relative = [(np.asarray(part.own_scores) - part.center) / part.tail for part in parts]
+        values, place = np.unique(np.concatenate(relative), return_inverse=True)
+        counts = np.bincount(place, weights=np.concatenate([part.own_counts for part in parts])).astype(np.float64)
+        self.points, at_least = _steps(values, counts, STEP_WIDTH)
+        self.shares = at_least / counts.sum()
+        self.last = self.center + self.tail * self.points[-1]
+
+    def least_p_values(self, alpha: float) -> Array:
+        return np.where(self.own_least >= alpha, self.own_least, 1 / (self.weight + OTHERS))
+
+    def p_values(self, scores: Array) -> Array:
+        shares = np.interp((scores - self.center) / self.tail, self.points, self.shares)
+        mixed: Array = (self.weight * super().p_values(scores) + OTHERS * shares) / (self.weight + OTHERS)
+        return mixed
 
 
 class Verdicts(NamedTuple):
@@ -232,14 +379,16 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
     scores, p_task, p_within_task, probability = (outputs[name] for name in OUTPUT_NAMES[len(NETWORK_NAMES) :])
     level = rule.alpha if alpha is None else alpha
     surprise = rule.unknown_scores(scores, level)
-    least = rule.least_p_values
-    if given_task is None:
-        unknown_score, least_p_value = surprise.min(axis=1), least.max()
-    else:
+    least = rule.least_p_values(level)
+    if given_task is not None:
         unknown_score, least_p_value = surprise[:, given_task], least[given_task]
         p_task = np.zeros_like(p_task)
         p_task[:, given_task] = 1.0
         probability = p_within_task * p_task[:, rule.task_of_class]
+    elif rule.overall is None:
+        unknown_score, least_p_value = surprise.min(axis=1), least[surprise.argmin(axis=1)]
+    else:
+        unknown_score, least_p_value = rule.overall_unknown_score(scores, p_task, level), rule.overall.least_p_value
     class_id = probability.argmax(axis=1)
     return Verdicts(
         class_id=class_id,
@@ -257,6 +406,18 @@ def decide(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_ta
 def judge(outputs: Outputs, rule: Rule, *, alpha: float | None = None, given_task: int | None = None) -> Verdicts:
     """Decide from the outputs of a network that has no graph to compute the rest."""
     return decide(complete(outputs, rule), rule, alpha=alpha, given_task=given_task)
+
+
+def _steps(values: Array, counts: Array, width: float) -> tuple[Array, Array]:
+    """Values and how many of the counted ones are at least as large, to be interpolated linearly.
+
+    There are two points per value: at the value, and shortly after it, when the step down is almost complete.
+    """
+    at_least = counts[::-1].cumsum()[::-1]
+    gaps = np.append(np.diff(values), np.inf)
+    points = np.stack([values, values + np.minimum(width, gaps / 2)], axis=1)
+    heights = np.stack([at_least, at_least - (1 - LEFT_OVER) * counts], axis=1)
+    return points.ravel(), heights.ravel()
 
 
 def _softmax(values: Array, starts: Starts, part: Starts | slice = slice(None)) -> Array:

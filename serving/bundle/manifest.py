@@ -19,15 +19,33 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from serving.bundle.arrays import read_arrays
+from serving.bundle.card import model_card
 from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
+from serving.bundle.embedding import Embedding
 from serving.bundle.errors import BundleError
 from serving.bundle.files import MOST_BYTES, MOST_METADATA, read_regular
 from serving.bundle.labels import check_labels
-from serving.bundle.layout import GOLDEN, MANIFEST, POOLED, RULE, TRUNK, detector_name, graph_name, parts_of
-from serving.bundle.precisions import PRECISIONS
+from serving.bundle.layout import (
+    CARD,
+    EMBEDDING,
+    GOLDEN,
+    MANIFEST,
+    MAPS,
+    POOLED,
+    RULE,
+    TRUNK,
+    adapter_name,
+    detector_name,
+    extension_name,
+    graph_name,
+    lesson_name,
+    parts_of,
+    trunk_name,
+)
+from serving.bundle.precisions import PRECISIONS, TRUNK_PRECISIONS
 from serving.bundle.run_verdict import RunVerdict
 
-FORMAT = 6
+FORMAT = 7
 """The version of the format. A change that an older reader would misread gets a new number."""
 INPUT_NAME = "pixels"
 EXPORT_AGAIN = "export the run again with `openworld export`"
@@ -86,6 +104,31 @@ class TrunkInfo(_Section):
         return sum(self.depths)
 
 
+class LessonInfo(_Section):
+    """What was taught at one time: new classes, which are a task, and further examples of classes known before."""
+
+    task: int | None = Field(description="the task of its new classes; null without any")
+    images: dict[str, int] = Field(min_length=1, description="examples by label, of new and of extended classes")
+    extends: tuple[str, ...] = Field(description="the labels that were known before")
+    taught_by: str
+    taught_at: str
+
+
+class ConsolidatedInfo(_Section):
+    """Classes that were taught and share an adapter since they were consolidated."""
+
+    labels: tuple[str, ...] = Field(min_length=2)
+    images: int = Field(gt=0, description="examples that the adapter was learned from and judged by")
+    weight: float = Field(gt=0, le=1, description="share of the adapter among these classes")
+
+
+class Origin(_Section):
+    """Where a run came from, without places on the machine that learned it."""
+
+    data: tuple[str, ...] = Field(description="the kind of its images, such as folder or cifar10")
+    commands: tuple[str, ...] = Field(description="what was run; RUN and FOLDER stand for places")
+
+
 class Cascade(_Section):
     """Whether all tasks process an image in every rotation, or only those that can still win."""
 
@@ -116,6 +159,11 @@ class Manifest(_Section):
     image: ImageSpec
     trunk: TrunkInfo | None = Field(default=None, description="null if the network was learned from scratch")
     tasks: tuple[TaskInfo, ...] = Field(min_length=1)
+    lessons: tuple[LessonInfo, ...] = Field(default=(), description="what was taught since the run, in order")
+    consolidated: tuple[ConsolidatedInfo, ...] = Field(
+        default=(), description="taught classes that have an adapter, together with those that they share it with"
+    )
+    origin: Origin | None = Field(default=None, description="where the run came from; null if that is not known")
     before: str | None = Field(description="version of the bundle that this one continues")
     precisions: tuple[str, ...] = Field(min_length=1)
     cascade: Cascade
@@ -144,16 +192,27 @@ class Manifest(_Section):
                 raise ValueError(f"{name}: got {text!r}; allowed: printable characters")
         if unknown := [name for name in self.precisions if name not in PRECISIONS]:
             raise ValueError(f"precisions: got {', '.join(unknown)}; allowed: {', '.join(PRECISIONS)}")
-        if self.trunk and (self.image.shape != (self.trunk.size, self.trunk.size, 3) or self.precisions != ("fp32",)):
+        side = self.trunk and self.trunk.size
+        if self.trunk and (self.image.shape != (side, side, 3) or not {*self.precisions} <= {*TRUNK_PRECISIONS}):
             raise ValueError(
-                f"trunk of size {self.trunk.size} with images {self.image.shape} in {', '.join(self.precisions)}; "
-                "allowed: square colour images of its size, in fp32"
+                f"trunk of size {side} with images {self.image.shape} in {', '.join(self.precisions)}; "
+                f"allowed: square colour images of its size, in {', '.join(TRUNK_PRECISIONS)}"
             )
+        if self.lessons and self.trunk is None:
+            raise ValueError(f"{len(self.lessons)} lessons without a trunk; allowed: none")
+        known = set(self.labels)
+        for number, lesson in enumerate(self.lessons):
+            if not set(lesson.extends) <= set(lesson.images) <= known:
+                raise ValueError(f"lessons[{number}] has examples of classes that are not in the bundle")
+        taught = {label for lesson in self.lessons for label in lesson.images}
+        sharing = [label for group in self.consolidated for label in group.labels]
+        if len({*sharing}) != len(sharing) or not {*sharing} <= taught:
+            raise ValueError(f"consolidated: got {', '.join(sharing)}; allowed: taught classes, each once")
         return self
 
     def graph_file(self, precision: str) -> str:
         """The file of the graph that reads pixels."""
-        return graph_name(precision) if self.trunk is None else TRUNK
+        return graph_name(precision) if self.trunk is None else trunk_name(precision)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -197,11 +256,24 @@ class Bundle:
         return Graph(model, {name: self._read(name) for name in parts_of(self.manifest.files, precision)})
 
     def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays in a checked file of a bundle with a trunk: its classifier, or the detector of a task."""
+        """The arrays in a checked file: the map, or with a trunk its classifier, or the detector of a task."""
         try:
             return read_arrays(self._read(name))
         except (OSError, ValueError) as error:
             raise BundleError(f"{self.path / name}: {error}; {EXPORT_AGAIN}") from error
+
+    def maps_graph(self) -> Graph:
+        """The graph with the feature maps of a trunk, whose weights are in the file of the trunk."""
+        return Graph(self._read(MAPS), {TRUNK: self._read(TRUNK)})
+
+    def embedding(self) -> Embedding | None:
+        """The map of features, if the bundle has one."""
+        if EMBEDDING not in self.manifest.files:
+            return None
+        try:
+            return Embedding.from_arrays(self.arrays(EMBEDDING))
+        except (KeyError, ValueError) as error:
+            raise BundleError(f"{self.path / EMBEDDING}: {error}; {EXPORT_AGAIN}") from error
 
     def check(self) -> None:
         """Verify the checksum of every file."""
@@ -217,11 +289,22 @@ def sha256(content: bytes) -> str:
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """The version: a digest of the manifest without the version itself, the time of export and the bundle before it.
+    """The version: a digest of the manifest without the version itself, the bundle before it, and who made it when.
 
     It covers the files' checksums, so equal versions mean equal answers, and an edited manifest is detected.
     """
-    history: Any = {"version": True, "created": True, "before": True, "tasks": {"__all__": {"unchanged"}}}
+    history: Any = {
+        "version": True,
+        "created": True,
+        "before": True,
+        "tasks": {"__all__": {"unchanged"}},
+        "lessons": {"__all__": {"taught_by", "taught_at"}},
+    }
+    if not manifest.consolidated:
+        history["consolidated"] = True
+    if manifest.origin is None:
+        # Bundles that were written before it was recorded keep their version.
+        history["origin"] = True
     content = manifest.model_dump(mode="json", exclude=history)
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
 
@@ -247,8 +330,11 @@ def seal(
         files={**described, **graphs},
         **fields,
     )
+    card = model_card(draft).encode()
+    described[CARD] = FileInfo(sha256=sha256(card), size=len(card))
+    draft = draft.model_copy(update={"files": {**described, **graphs}})
     manifest = draft.model_copy(update={"version": fingerprint(draft)})
-    return manifest, {**files, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"}
+    return manifest, {**files, CARD: card, MANIFEST: manifest.model_dump_json(indent=2).encode() + b"\n"}
 
 
 def describe_file(path: Path) -> FileInfo:
@@ -262,13 +348,13 @@ def load_bundle(path: str | Path) -> Bundle:
     folder = Path(path)
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such bundle directory; make one with `openworld export RUN --out {folder}`")
-    manifest = _read_manifest(folder)
-    for name in manifest.files:
-        if name == ".." or Path(name).name != name:
-            raise BundleError(f"{folder / MANIFEST}: file name {name!r} is outside the bundle")
+    manifest = read_manifest(folder)
     parts = [name for task in manifest.tasks for name in task.parts]
     needed = [RULE, GOLDEN, *map(manifest.graph_file, manifest.precisions), *parts]
     needed += [POOLED, *map(detector_name, range(len(manifest.tasks)))] if manifest.trunk else []
+    for number, lesson in enumerate(manifest.lessons):
+        needed += [lesson_name(number), *([extension_name(number)] if lesson.extends else [])]
+    needed += map(adapter_name, range(len(manifest.consolidated)))
     if missing := [name for name in needed if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")
     try:
@@ -288,22 +374,32 @@ def load_bundle(path: str | Path) -> Bundle:
     return Bundle(folder, manifest, rule, _read_golden(folder, manifest))
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone, checked: its other files may be missing."""
     path = folder / MANIFEST
     try:
-        # This parser limits the depth of nested lists.
-        content = from_json(read_regular(path, MOST_METADATA))
+        content = read_regular(path, MOST_METADATA)
     except FileNotFoundError:
         raise BundleError(f"{folder}: no {MANIFEST}, so this is not a bundle") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise BundleError(f"{path}: cannot be read as JSON: {error}; {EXPORT_AGAIN}") from error
-    found = content.get("format") if isinstance(content, Mapping) else None
+    return parse_manifest(content, str(path))
+
+
+def parse_manifest(content: bytes, path: str) -> Manifest:
+    """The manifest in a file, checked; `path` is for messages."""
+    try:
+        # This parser limits the depth of nested lists.
+        fields = from_json(content)
+    except ValueError as error:
+        raise BundleError(f"{path}: cannot be read as JSON: {error}; {EXPORT_AGAIN}") from error
+    found = fields.get("format") if isinstance(fields, Mapping) else None
     if found != FORMAT:
         newer = isinstance(found, int) and found > FORMAT
         remedy = "update openworld, or export the run with this version" if newer else EXPORT_AGAIN
         raise BundleError(f"{path}: bundle format {found!r}; this version reads format {FORMAT}: {remedy}")
     try:
-        manifest = Manifest.model_validate(content)
+        manifest = Manifest.model_validate(fields)
     except ValidationError as error:
         raise BundleError(f"{path}: {first_error(error)}; {EXPORT_AGAIN}") from error
     if (got := fingerprint(manifest)) != manifest.version:
@@ -311,6 +407,9 @@ def _read_manifest(folder: Path) -> Manifest:
             f"{path}: corrupt or edited: the content has version {got}, the manifest records {manifest.version}; "
             f"{EXPORT_AGAIN}"
         )
+    for name in manifest.files:
+        if name == ".." or Path(name).name != name:
+            raise BundleError(f"{path}: file name {name!r} is outside the bundle")
     return manifest
 
 

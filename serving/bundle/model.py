@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Verdicts, complete, decide
 from serving.bundle.errors import BundleError, ImageError, ProviderError
-from serving.bundle.layout import GOLDEN, POOLED, detector_name
+from serving.bundle.explanation import MAP, Explanation, cell_vectors, explain
+from serving.bundle.layout import GOLDEN, MAPS, POOLED, adapter_name, detector_name, extension_name
 from serving.bundle.manifest import EXPORT_AGAIN, INPUT_NAME, Bundle, Manifest, load_bundle
-from serving.bundle.pooled import PooledClassifier
-from serving.bundle.pooled_model import PooledModel
+from serving.bundle.pooled import Detector, PooledClassifier
+from serving.bundle.pooled_model import Consolidated, Extension, PooledModel, adapters_of
 from serving.bundle.precisions import AUTO, PRECISION_CHOICES, PRECISIONS
 from serving.bundle.providers import PROVIDER_CHOICES, wants_cuda
 from serving.bundle.session import one_line, open_cuda_session, open_session, session_options
@@ -35,12 +36,14 @@ WORTH_ROUNDING = 0.75
 """A reduced precision replaces fp32 only if an image takes at most this share of the time. The margin keeps the workers
 of one server, which measure separately, from choosing differently."""
 
+Part = TypeVar("Part", PooledClassifier, Detector, Extension)
+
 log = logging.getLogger("bentoml.openworld")
 """Below BentoML's logger, which a server shows."""
 
 
 @dataclass(frozen=True)
-class Model:
+class BundleModel:
     """A bundle that is ready to answer."""
 
     bundle: Bundle
@@ -58,7 +61,7 @@ class Model:
         precision: str = AUTO,
         threads: int = 0,
         alpha: float | None = None,
-    ) -> Model:
+    ) -> BundleModel:
         """Read a bundle and open it on `provider` (auto, cuda, cpu) in `precision` (auto or one that it has).
 
         `threads` run the graph on the CPU; 0 leaves their number to onnxruntime. `alpha` replaces the bundle's own.
@@ -93,11 +96,16 @@ class Model:
         """The outputs for uint8 [batch, height, width, channels]; `features` adds what the quarantine keeps: every
         task's standardised features, or the encoded vector of a trunk."""
         if self.pooled is not None:
-            (encoded,) = self.session.run([ENCODED], {INPUT_NAME: pixels})
+            encoded = self.encode(pixels, self.pooled.rotations)
             outputs = complete(self.pooled.outputs(encoded), self.bundle.rule)
-            return {**outputs, FEATURES: encoded} if features else outputs
+            upright = encoded if encoded.ndim == 2 else encoded[:, 0]
+            return {**outputs, FEATURES: upright} if features else outputs
         names = [*OUTPUT_NAMES, FEATURES] if features else list(OUTPUT_NAMES)
         return dict(zip(names, self.session.run(names, {INPUT_NAME: pixels}), strict=True))
+
+    def encode(self, pixels: NDArray[np.uint8], rotations: int = 1) -> NDArray[np.float32]:
+        """The vectors of a trunk as `encode_rotations` returns them, for uint8 [batch, height, width, channels]."""
+        return encode_rotations(self.session, pixels, rotations)
 
     def predict(
         self, pixels: NDArray[np.uint8], *, alpha: float | None = None, given_task: int | None = None
@@ -109,6 +117,30 @@ class Model:
                 problem, got = "the network failed on this image", f"{name} not finite"
                 raise ImageError("model_failed", problem, got=got, allowed="finite numbers")
         return decide(outputs, self.bundle.rule, alpha=alpha, given_task=given_task)
+
+    @property
+    def explains(self) -> bool:
+        """Whether the bundle has feature maps, which an explanation needs."""
+        return self.pooled is not None and MAPS in self.manifest.files
+
+    @cached_property
+    def _maps(self) -> tuple[ort.InferenceSession, dict[int, str]]:
+        """A session with feature maps, opened at the first explanation, and its outputs by the part of the encoded
+        vector that each is averaged to."""
+        session = open_session(self.bundle.maps_graph(), session_options(1))
+        names = [node.name for node in session.get_outputs() if node.name.startswith(MAP)]
+        return session, {int(name.removeprefix(MAP)): name for name in names}
+
+    def explain(self, pixels: NDArray[np.uint8], *, class_id: int, unknown: bool) -> Explanation:
+        """Where in one image [1, height, width, channels] the evidence lies: for a class, or for "unknown" because even
+        this class is too far away."""
+        trunk, pooled = self.manifest.trunk, self.pooled
+        assert trunk is not None
+        assert pooled is not None
+        session, names = self._maps
+        encoded, *maps = session.run([ENCODED, *names.values()], {INPUT_NAME: pixels})
+        cells, shape = cell_vectors({part: each[0] for part, each in zip(names, maps, strict=True)}, trunk.depths)
+        return explain(encoded[0], cells, shape, pooled.upright().outputs, class_id=class_id, unknown=unknown)
 
     def self_test(self) -> None:
         """Run the golden images; raises a BundleError that names the output that differs from the recorded one."""
@@ -129,7 +161,7 @@ class Model:
         if not (np.isfinite(got).all() and np.isfinite(wanted).all()):
             raise BundleError(f"{where}: not all finite; a decision needs finite numbers")
         difference = np.abs(got.astype(np.float64) - wanted)
-        allowed = PRECISIONS[self.precision].golden_tolerance * (1 + np.abs(wanted))
+        allowed = self._tolerance * (1 + np.abs(wanted))
         worst = np.unravel_index(int((difference - allowed).argmax()), shape)
         if difference[worst] > allowed[worst]:
             raise BundleError(
@@ -138,11 +170,17 @@ class Model:
             )
 
     @property
+    def _tolerance(self) -> float:
+        row = PRECISIONS[self.precision]
+        of_trunk = None if self.manifest.trunk is None else row.trunk_tolerance
+        return row.golden_tolerance if of_trunk is None else of_trunk
+
+    @property
     def _graph(self) -> Path:
         return self.bundle.path / self.manifest.graph_file(self.precision)
 
 
-def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> Model:
+def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> BundleModel:
     available = bundle.manifest.precisions
     if wants_cuda(provider):
         on_cuda = min(available, key=lambda name: PRECISIONS[name].cuda_rank) if precision == AUTO else precision
@@ -159,7 +197,7 @@ def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> Model:
     return _fastest([_open_on_cpu(bundle, name, threads) for name in timed or available[:1]])
 
 
-def _open_on_cpu(bundle: Bundle, precision: str, threads: int) -> Model:
+def _open_on_cpu(bundle: Bundle, precision: str, threads: int) -> BundleModel:
     graph = bundle.graph(precision)
     try:
         session = open_session(graph, session_options(threads))
@@ -169,7 +207,7 @@ def _open_on_cpu(bundle: Bundle, precision: str, threads: int) -> Model:
     return _checked(bundle, precision, session)
 
 
-def _fastest(models: Sequence[Model]) -> Model:
+def _fastest(models: Sequence[BundleModel]) -> BundleModel:
     """The first model, unless another one is measured to be clearly faster on this machine."""
     if len(models) == 1:
         return models[0]
@@ -182,7 +220,7 @@ def _fastest(models: Sequence[Model]) -> Model:
     return chosen
 
 
-def seconds_per_image(models: Sequence[Model]) -> list[float]:
+def seconds_per_image(models: Sequence[BundleModel]) -> list[float]:
     """The fastest of several runs of one golden image per model; slower runs were disturbed by other processes."""
     pixels = models[0].bundle.golden.pixels[:1]
     for model in models:
@@ -206,7 +244,7 @@ def fastest_seconds(works: Sequence[Callable[[], object]], runs: range, seconds:
     return fastest
 
 
-def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> Model:
+def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> BundleModel:
     """The model, if its graph has the inputs and outputs that the manifest and the rule need."""
     manifest, trunk = bundle.manifest, bundle.manifest.trunk
     where = bundle.path / manifest.graph_file(precision)
@@ -227,27 +265,87 @@ def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> M
     for name, width in widths.items():
         if not _fits(outputs[name].shape, (width,)):
             raise BundleError(f"{where}: {name} is {outputs[name].shape}; needed ['batch', {width}]")
-    return Model(bundle, precision, session, None if trunk is None else load_pooled(bundle))
+    return BundleModel(bundle, precision, session, None if trunk is None else load_pooled(bundle))
+
+
+def encode_rotations(session: ort.InferenceSession, pixels: NDArray[np.uint8], rotations: int) -> NDArray[np.float32]:
+    """The trunk's vectors [n, dim] of uint8 [n, height, width, channels]; [n, rotations, dim] if several are read."""
+    turns = [pixels, *(np.ascontiguousarray(np.rot90(pixels, turn, (1, 2))) for turn in range(1, rotations))]
+    vectors = [session.run([ENCODED], {INPUT_NAME: turn})[0] for turn in turns]
+    return np.asarray(vectors[0] if rotations == 1 else np.stack(vectors, axis=1))
 
 
 def load_pooled(bundle: Bundle) -> PooledModel:
     """What classifies the vectors of a bundle with a trunk, if it fits the trunk and the tasks."""
-    tasks = bundle.manifest.tasks
-    detectors = (_classifier(bundle, detector_name(task.task), len(task.labels)) for task in tasks)
-    return PooledModel(_classifier(bundle, POOLED, len(bundle.manifest.labels)), tuple(detectors))
-
-
-def _classifier(bundle: Bundle, name: str, classes: int) -> PooledClassifier:
-    assert bundle.manifest.trunk is not None
-    where, arrays, dim = bundle.path / name, bundle.arrays(name), bundle.manifest.trunk.dim
+    manifest = bundle.manifest
+    names = [detector_name(task.task) for task in manifest.tasks]
+    pooled, *tasks = (bundle.arrays(name) for name in (POOLED, *names))
+    whole = len(manifest.labels)
+    classifier = _part(bundle, POOLED, pooled, PooledClassifier.from_arrays, PooledClassifier.logits, whole)
+    detectors = tuple(
+        _part(bundle, name, arrays, Detector.from_arrays, Detector.distances, len(task.labels))
+        for name, arrays, task in zip(names, tasks, manifest.tasks, strict=True)
+    )
+    place = {label: column for column, label in enumerate(manifest.labels)}
+    extensions = tuple(
+        (
+            np.array([place[label] for label in lesson.extends]),
+            _part(
+                bundle,
+                name := extension_name(number),
+                bundle.arrays(name),
+                Extension.from_arrays,
+                Extension.distances,
+                len(lesson.extends),
+            ),
+        )
+        for number, lesson in enumerate(manifest.lessons)
+        if lesson.extends
+    )
     try:
-        found = PooledClassifier.from_arrays(arrays)
-        outputs = found.outputs(np.zeros((1, dim), np.float32))
+        consolidated = tuple(
+            (
+                np.array([place[label] for label in group.labels]),
+                Consolidated.from_arrays(group.labels, bundle.arrays(adapter_name(number))),
+            )
+            for number, group in enumerate(manifest.consolidated)
+        )
+        model = PooledModel(classifier, detectors, *adapters_of(pooled, tasks), extensions, consolidated)
+        _check_adapters(model, manifest)
+    except (KeyError, ValueError) as error:
+        raise BundleError(f"{bundle.path}: adapters of tasks: {one_line(error)}; {EXPORT_AGAIN}") from error
+    return model
+
+
+def _check_adapters(model: PooledModel, manifest: Manifest) -> None:
+    assert manifest.trunk is not None
+    vector = np.zeros((1, model.rotations, manifest.trunk.dim), np.float32)
+    # Tasks that were taught later have none.
+    for task, adapter in zip(manifest.tasks, model.adapters, strict=False):
+        if (shape := adapter.logits(vector[:, : adapter.rotations]).shape) != (1, len(task.labels)):
+            raise ValueError(f"task {task.task} has logits {shape}; needed (1, {len(task.labels)})")
+    for _, group in model.consolidated:
+        group.adapter.logits(vector[:, : group.adapter.rotations])
+
+
+def _part(
+    bundle: Bundle,
+    name: str,
+    arrays: Mapping[str, NDArray[Any]],
+    read: Callable[[Mapping[str, NDArray[Any]]], Part],
+    answer: Callable[[Part, NDArray[Any]], NDArray[np.float32]],
+    classes: int,
+) -> Part:
+    """A part of the pooled model, read from the arrays of its file and tried on one vector."""
+    assert bundle.manifest.trunk is not None
+    where = bundle.path / name
+    try:
+        found = read(arrays)
+        shape = answer(found, np.zeros((1, bundle.manifest.trunk.dim), np.float32)).shape
     except (KeyError, ValueError) as error:
         raise BundleError(f"{where}: {one_line(error)}; {EXPORT_AGAIN}") from error
-    if any(values.shape != (1, classes) for values in outputs.values()):
-        shapes = {name: values.shape[1:] for name, values in outputs.items()}
-        raise BundleError(f"{where}: outputs {shapes}; needed ({classes},) each; {EXPORT_AGAIN}")
+    if shape != (1, classes):
+        raise BundleError(f"{where}: outputs of {shape[1:]} numbers; needed ({classes},); {EXPORT_AGAIN}")
     return found
 
 

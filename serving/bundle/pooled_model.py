@@ -2,50 +2,187 @@
 
 The classifier is made of statistics over all tasks, so its logits change with every task that is learned. Whether an
 image is known rests on scores of each task's own images, which are stored when the task is learned: they mean something
-only beside distances that are computed in the same way for ever. So a task keeps its part of the classifier as it was
-then, and its distances stay bit-identical.
+only beside distances that are computed in the same way for ever. So a task keeps its detector as it was then, and its
+distances stay bit-identical. The adapter of a task is frozen in the same way.
+
+Classes that were taught have no adapter until they are consolidated. Then they share one, which sharpens the logits
+among them, whatever their tasks are.
+
+A class that gets further examples later keeps its column and its detector. Beside it, a detector of the new examples is
+frozen in turn, and an image is as far from the class as the nearer of both says. So what was known stays known.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.pooled import PooledClassifier, Standardised
+from serving.bundle.pooled import Detector, PooledClassifier
+from serving.bundle.pooled.adapters import Adapter, sharpened
+from serving.bundle.pooled.classifier import checked, expanded
 
 Outputs = dict[str, NDArray[np.float32]]
 
-_CHEAPEST = (Standardised(name="lda", center=0.0, scale=1.0),)
-"""A distance that needs nothing but the logits."""
+
+@dataclass(frozen=True)
+class Extension:
+    """Detectors of further examples of some classes; their distances are moved to the scale of the classes' tasks."""
+
+    detector: Detector
+    scale: NDArray[np.float64]  # [classes of the detector]
+    shift: NDArray[np.float64]  # [classes of the detector]
+
+    def row_distances(self, phi: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[classes of the detector] of one expanded vector."""
+        return (self.detector.row_distances(phi) * self.scale + self.shift).astype(np.float32)
+
+    def distances(self, encoded: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """[n, classes of the detector] of vectors [n, dim]."""
+        return (self.detector.distances(encoded) * self.scale + self.shift).astype(np.float32)
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        return {**self.detector.to_arrays(), "extension.scale": self.scale, "extension.shift": self.shift}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Extension:
+        detector = Detector.from_arrays(arrays)
+        scale, shift = (arrays[f"extension.{name}"].astype(np.float64) for name in ("scale", "shift"))
+        if not scale.shape == shift.shape == detector.class_ids.shape:
+            raise ValueError(f"extension: scale {scale.shape}, shift {shift.shape}; needed {detector.class_ids.shape}")
+        return cls(detector, scale, shift)
+
+
+@dataclass(frozen=True)
+class Consolidated:
+    """The adapter of taught classes that were consolidated together, and its weight among them."""
+
+    labels: tuple[str, ...]
+    """In the order of the adapter's columns."""
+    digests: tuple[tuple[str, ...], ...]
+    """Of each class, the examples that the adapter was learned from and judged by."""
+    adapter: Adapter
+    weight: float
+
+    def sharpened(
+        self, logits: NDArray[np.float32], columns: NDArray[np.int64], views: NDArray[np.floating[Any]]
+    ) -> NDArray[np.float32]:
+        """Logits [n, classes of all tasks] for vectors [n, rotations, dim]; `columns` are those of its classes."""
+        own = self.adapter.logits(views[:, : self.adapter.rotations])
+        return sharpened(logits, [columns], [own], self.weight)
+
+    @property
+    def images(self) -> int:
+        return sum(map(len, self.digests))
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        names = np.frombuffer(json.dumps(self.digests).encode(), np.uint8)
+        return {**self.adapter.to_arrays(), WEIGHT: np.array([self.weight]), DIGESTS: names}
+
+    @classmethod
+    def from_arrays(cls, labels: tuple[str, ...], arrays: Mapping[str, NDArray[Any]]) -> Consolidated:
+        """Raises a KeyError or a ValueError if it is not complete."""
+        adapter = Adapter.from_arrays(arrays)
+        digests = tuple(tuple(map(str, each)) for each in json.loads(arrays[DIGESTS].tobytes()))
+        if adapter is None or not adapter.classes == len(digests) == len(labels):
+            raise ValueError(f"no adapter of {len(labels)} classes and their examples")
+        return cls(labels, digests, adapter, _weight(arrays))
 
 
 @dataclass(frozen=True)
 class PooledModel:
-    """Logits by the classifier of all tasks, distances by the detectors of each of them."""
+    """Logits by the classifier of all tasks, sharpened within each task by its adapter if there are adapters; distances
+    by the detectors of each of them."""
 
     classifier: PooledClassifier
-    detectors: tuple[PooledClassifier, ...]
+    detectors: tuple[Detector, ...]
+    adapters: tuple[Adapter, ...] = ()
+    """Of the first tasks; those that were taught later have none."""
+    weight: float = 0.0
+    """Of the adapters."""
+    extensions: tuple[tuple[NDArray[np.int64], Extension], ...] = ()
+    """Columns of classes, and the detectors of their further examples."""
+    consolidated: tuple[tuple[NDArray[np.int64], Consolidated], ...] = ()
+    """Columns of taught classes, and the adapter that they share."""
+
+    @property
+    def rotations(self) -> int:
+        """How many rotations of an image are read."""
+        every = (*self.adapters, *(group.adapter for _, group in self.consolidated))
+        return max((adapter.rotations for adapter in every), default=1)
+
+    @cached_property
+    def columns(self) -> tuple[slice, ...]:
+        """The columns of each task."""
+        ends = np.cumsum([0, *(len(detector.class_ids) for detector in self.detectors)]).tolist()
+        return tuple(slice(start, stop) for start, stop in pairwise(ends))
 
     def outputs(self, encoded: NDArray[np.floating[Any]]) -> Outputs:
-        """`logits` and `distances` [n, classes of all tasks] of vectors [n, dim], each row computed alone."""
-        distances = [detector.outputs(encoded)["distances"] for detector in self.detectors]
-        return {"logits": self.classifier.outputs(encoded)["logits"], "distances": np.concatenate(distances, axis=1)}
+        """`logits` and `distances` [n, classes of all tasks] of vectors [n, dim], or [n, rotations, dim] if several
+        rotations are read.
+
+        Rows are computed one by one: matrix products round differently for batches of different sizes, and an answer
+        must not depend on the other images of its batch.
+        """
+        views = encoded if encoded.ndim == 3 else encoded[:, None]
+        # Without expansion, phi(x) is the beginning of any other.
+        further = (extension.detector for _, extension in self.extensions)
+        projections = (self.classifier.projection, *(each.projection for each in (*self.detectors, *further)))
+        projection = max(projections, key=lambda each: each.length)
+        rows = checked(views[:, 0], projection)
+        logits = np.empty((len(rows), self.classifier.classes), np.float32)
+        distances = np.empty((len(rows), sum(len(each.class_ids) for each in self.detectors)), np.float32)
+        for number, row in enumerate(rows):
+            phi = expanded(projection, row)
+            logits[number] = self.classifier.row_logits(phi)
+            distances[number] = np.concatenate([detector.row_distances(phi) for detector in self.detectors])
+            for columns, extension in self.extensions:
+                distances[number, columns] = np.minimum(distances[number, columns], extension.row_distances(phi))
+        if self.adapters:
+            own = [each.logits(views[:, : each.rotations]) for each in self.adapters]
+            logits = sharpened(logits, self.columns, own, self.weight)
+        for columns, group in self.consolidated:
+            logits = group.sharpened(logits, columns, views)
+        return {"logits": logits, "distances": distances}
+
+    def upright(self) -> PooledModel:
+        """What can be computed from the upright image alone: without adapters if they read all rotations."""
+        return self if self.rotations == 1 else replace(self, adapters=(), weight=0.0, consolidated=())
 
 
-def without_distances(fitted: PooledClassifier) -> PooledClassifier:
-    """The same logits, without what only the distances need."""
-    return replace(fitted, settings=fitted.settings.model_copy(update={"unknown": _CHEAPEST}), forms={})
+WEIGHT, DIGESTS = "adapter_weight", "digests"
 
 
-def detector_of(fitted: PooledClassifier, columns: slice) -> PooledClassifier:
-    """The part of a classifier that computes the distances from some of its classes."""
-    return replace(
-        fitted,
-        class_ids=fitted.class_ids[columns],
-        lda_weights=fitted.lda_weights[columns],
-        lda_bias=fitted.lda_bias[columns],
-        ridge_weights=fitted.ridge_weights[columns],
-    )
+def weight_arrays(model: PooledModel) -> dict[str, NDArray[Any]]:
+    """What the file of the classifier stores of adapters; nothing if there are none."""
+    return {WEIGHT: np.array([model.weight])} if model.adapters else {}
+
+
+def adapters_of(
+    pooled: Mapping[str, NDArray[Any]], tasks: Sequence[Mapping[str, NDArray[Any]]]
+) -> tuple[tuple[Adapter, ...], float]:
+    """The adapters and their weight from the arrays of the classifier and of each task; none and 0 if a bundle has
+    none. Raises a KeyError or a ValueError if they are not complete or do not belong together."""
+    found = [Adapter.from_arrays(arrays) for arrays in tasks]
+    adapters = tuple(adapter for adapter in takewhile(lambda each: each is not None, found) if adapter is not None)
+    if any(found[len(adapters) :]) or bool(adapters) != (WEIGHT in pooled):
+        having = [task for task, adapter in enumerate(found) if adapter is not None]
+        raise ValueError(
+            f"tasks {having} of {len(tasks)} have an adapter; allowed: the first ones with {WEIGHT}, or none"
+        )
+    if len({adapter.rotations for adapter in adapters}) > 1:
+        raise ValueError("adapters read different numbers of rotations; allowed: the same")
+    return adapters, _weight(pooled) if adapters else 0.0
+
+
+def _weight(arrays: Mapping[str, NDArray[Any]]) -> float:
+    weight = float(arrays[WEIGHT][0])
+    if not 0 <= weight <= 1:
+        raise ValueError(f"{WEIGHT} is {weight}; allowed: 0 to 1")
+    return weight

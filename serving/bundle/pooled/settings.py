@@ -1,4 +1,4 @@
-"""The settings of the pooled classifier, which training chooses on folds of its images."""
+"""The settings of the pooled classifier and of the detectors, which are chosen on folds of a task's images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-UnknownScore = Literal["relative", "mahalanobis", "lda", "ridge"]
+UnknownScore = Literal["relative", "lda", "ridge"]
 UNKNOWN_SCORES: tuple[UnknownScore, ...] = get_args(UnknownScore)
 """The distances of an image from a class that an unknown score can add up; higher means more unknown."""
 
@@ -17,8 +17,10 @@ class Standardised(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: UnknownScore
-    center: float = Field(0.0, allow_inf_nan=False, description="median over known images that were left out")
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="spread over known images that were left out")
+    center: float = Field(default=0.0, allow_inf_nan=False, description="median over known images that were left out")
+    scale: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="spread over known images that were left out"
+    )
 
 
 class PooledSettings(BaseModel):
@@ -27,19 +29,21 @@ class PooledSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     shrinkage: float = Field(
-        0.35, gt=0, le=1, description="share of its diagonal in the covariance of linear discriminant analysis"
+        default=0.45, gt=0, le=1, description="share of its diagonal in the covariance of linear discriminant analysis"
     )
-    ridge: float = Field(0.01, gt=0, description="penalty of ridge regression, in mean squared lengths of phi(x)")
-    mix: float = Field(0.5, ge=0, le=1, description="share of ridge regression in the logits; the rest is LDA")
-    lda_scale: float = Field(1.0, gt=0, description="spread of the LDA outputs over images that were left out")
-    ridge_scale: float = Field(1.0, gt=0, description="spread of the ridge outputs over images that were left out")
-    temperature: float = Field(1.0, gt=0, description="divides the mixed outputs, so that softmax is calibrated")
+    ridge: float = Field(
+        default=0.06, gt=0, description="penalty of ridge regression, in mean squared lengths of phi(x)"
+    )
+    expanded: bool = Field(default=False, description="whether ridge regression uses phi(x), and not x alone")
+    mix: float = Field(default=0.5, ge=0, le=1, description="share of ridge regression in the logits; the rest is LDA")
+    temperature: float = Field(
+        default=0.1,
+        gt=0,
+        description="divides the logits, whose mean margin is 1, to calibrate them",
+    )
     unknown: tuple[Standardised, ...] = Field(
-        (Standardised(name="mahalanobis", center=0.0, scale=1.0),),
-        min_length=1,
-        description="the summands of the distance from a class",
+        default=(Standardised(name="relative"),), min_length=1, description="the summands of the distance from a class"
     )
-    rank: int = Field(128, ge=0, description="eigenvectors that a quadratic form keeps in a bundle")
 
     @model_validator(mode="after")
     def _check(self) -> PooledSettings:

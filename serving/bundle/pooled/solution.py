@@ -1,12 +1,11 @@
-"""What follows from the statistics in closed form: linear discriminant analysis, ridge regression and covariances.
+"""What follows from the statistics in closed form: linear discriminant analysis (LDA) and ridge regression.
 
-Notation: m_c mean of a class, m mean of all images, S_w covariance within classes and S_t total covariance of the
-encoded vectors, each shrunk towards its own diagonal, (1 - a) S + a diag(S).
+Notation: m_c mean of a class, m mean of all images, S_w covariance within classes of the encoded vectors, shrunk
+towards its own diagonal, (1 - a) S + a diag(S).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.pooled.settings import UnknownScore
+from serving.bundle.pooled.settings import PooledSettings, UnknownScore
 from serving.bundle.pooled.statistics import Statistics, StatisticsError
 
 Array = NDArray[np.floating[Any]]
@@ -23,48 +22,58 @@ Matrix = Array
 
 LEAST_VARIANCE = 1e-3
 """A number that hardly varies counts as if it had this share of the mean variance."""
+LEAST_MARGIN = 1e-9
+"""Class means whose outputs differ by less are equal, as those of a single class are."""
 
 
 @dataclass(frozen=True)
 class Discriminant:
-    """Linear discriminant analysis of encoded vectors, and the covariances of the unknown scores."""
+    """Linear discriminant analysis of encoded vectors."""
 
     center: Matrix  # [dim], m
-    within: Matrix  # [dim, dim], S_w
-    total: Matrix  # [dim, dim], S_t
-    weights: Matrix  # [classes, dim]
-    bias: Matrix  # [classes]
+    means: Matrix  # [classes, dim], m_c - m
+    shares: Matrix  # [classes], of all images
+    weights: Matrix  # [classes, dim], S_w^-1 (m_c - m)
+
+    @cached_property
+    def bias(self) -> Matrix:
+        """-(m_c - m)' S_w^-1 (m_c - m) / 2, [classes]."""
+        bias: Matrix = -(self.weights * self.means).sum(axis=1) / 2
+        return bias
 
     def outputs(self, encoded: Array) -> Matrix:
-        """m_c' S_w^-1 (x - m) - m_c' S_w^-1 m_c / 2 with m_c relative to m, for vectors [n, dim]: [n, classes]."""
+        """The logarithm of the density of every class over that of a class in m, for vectors [n, dim]: [n, classes]."""
         outputs: Matrix = (encoded - self.center) @ self.weights.T + self.bias
         return outputs
 
-    def form(self, name: UnknownScore) -> Matrix | None:
-        """The matrix A of the part (x - m)' A (x - m) of a distance that is the same for all classes."""
-        if name == "mahalanobis":
-            return self._within_inverse
-        if name == "relative":
-            return self._within_inverse - np.linalg.inv(self.total)
-        return None
+    @cached_property
+    def margin(self) -> float:
+        return mean_margin(self.means @ self.weights.T + self.bias)
 
     @cached_property
-    def _within_inverse(self) -> Matrix:
-        return np.linalg.inv(self.within)
+    def relative_rows(self) -> Matrix:
+        """R [classes, dim] with |R (x - m)|^2 = (x - m)' (S_w^-1 - S_t^-1) (x - m), where S_t = S_w + S_b.
+
+        S_b = sum_c share_c (m_c - m)(m_c - m)' is the covariance between classes. By Woodbury's identity the difference
+        of the inverses is W' (D^-1 + M W')^-1 W. The rows of M are m_c - m, those of W are S_w^-1 (m_c - m), and D is
+        the diagonal matrix of the shares.
+        So it needs as many rows as there are classes, and no matrix of the size of S_w.
+        """
+        inner = np.linalg.inv(np.diag(1 / self.shares) + self.means @ self.weights.T)
+        return np.linalg.cholesky((inner + inner.T) / 2).T @ self.weights
 
 
-def class_distances(name: UnknownScore, lda: Array, ridge: Array, forms: Mapping[str, Array]) -> Array:
-    """The distance of every image from every class by one score, [n, classes].
+@dataclass(frozen=True)
+class RidgeRegression:
+    """Ridge regression of the one-hot classes on phi(x)."""
 
-    "mahalanobis" is (x - m_c)' S_w^-1 (x - m_c), whose expansion contains -2 times the LDA output, and "relative" is
-    that minus (x - m)' S_t^-1 (x - m). `forms` are the values (x - m)' A (x - m) by score, each [n].
-    """
-    if name == "lda":
-        return -lda
-    if name == "ridge":
-        return -ridge
-    distances: Array = forms[name][:, None] - 2 * lda
-    return distances
+    weights: Matrix  # [classes, length]
+    margin: float
+
+    def outputs(self, phi: Array) -> Matrix:
+        """[n, classes] of expanded vectors [n, length]."""
+        outputs: Matrix = phi @ self.weights.T
+        return outputs
 
 
 def discriminant(statistics: Statistics, shrinkage: float) -> Discriminant:
@@ -72,27 +81,47 @@ def discriminant(statistics: Statistics, shrinkage: float) -> Discriminant:
     if statistics.images == 0:
         raise StatisticsError("discriminant: the statistics are of 0 images; allowed: 1 or more")
     dim, images = statistics.projection.dim, statistics.images
-    gram = statistics.gram[:dim, :dim]
-    sums, means = statistics.sums[:, :dim], statistics.means[:, :dim]
-    center = sums.sum(axis=0) / images
-    within = shrunk((gram - sums.T @ means) / max(images - len(means), 1), shrinkage)
-    total = shrunk((gram - images * np.outer(center, center)) / max(images - 1, 1), shrinkage)
-    centred = means - center
-    weights = np.linalg.solve(within, centred.T).T
-    return Discriminant(center, within, total, weights, -(weights * centred).sum(axis=1) / 2)
+    center = statistics.sums[:, :dim].sum(axis=0) / images
+    means = statistics.means[:, :dim] - center
+    weights = np.linalg.solve(shrunk_within(statistics, shrinkage), means.T).T
+    return Discriminant(center, means, statistics.counts / images, weights)
 
 
-def ridge_weights(statistics: Statistics, ridge: float) -> Matrix:
-    """Ridge regression of the one-hot classes on phi(x): (sum phi phi' + l I)^-1 sum phi y', [classes, length]."""
-    return np.linalg.solve(ridge_matrix(statistics, ridge), statistics.sums.T).T
+def shrunk_within(statistics: Statistics, shrinkage: float, divisor: int | None = None) -> Matrix:
+    """S_w, [dim, dim]. With another `divisor` of the scatter matrix, the diagonal stays what it is without."""
+    dim, freedom = statistics.projection.dim, max(statistics.images - len(statistics.class_ids), 1)
+    scatter = statistics.gram[:dim, :dim] - statistics.sums[:, :dim].T @ statistics.means[:, :dim]
+    matrix = shrunk(scatter / freedom, shrinkage)
+    return matrix if divisor is None else matrix + (1 - shrinkage) * (scatter / divisor - scatter / freedom)
+
+
+def ridge_regression(statistics: Statistics, ridge: float) -> RidgeRegression:
+    """(sum phi phi' + l I)^-1 sum phi y', where l is `ridge` times the mean squared length of phi.
+
+    Of statistics without expansion, phi(x) = x.
+    """
+    weights = np.linalg.solve(ridge_matrix(statistics, ridge), statistics.sums.T).T
+    return RidgeRegression(weights, mean_margin(statistics.means @ weights.T))
 
 
 def ridge_matrix(statistics: Statistics, ridge: float) -> Matrix:
-    """sum phi phi' + l I, [length, length], where l is `ridge` times the mean squared length of phi."""
+    """sum phi phi' + l I, [length, length]."""
     matrix = statistics.gram.copy()
-    penalty = ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
-    matrix[np.diag_indices_from(matrix)] += penalty
+    matrix[np.diag_indices_from(matrix)] += ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
     return matrix
+
+
+def mean_margin(outputs: Matrix) -> float:
+    """By how much the mean of a class has a higher output for its class than for the others, on average.
+
+    `outputs` are those of the class means, [classes, classes]. This is the unit in which the outputs of different
+    classifiers are mixed; 1 if there is nothing to tell apart.
+    """
+    classes = len(outputs)
+    if classes < 2:
+        return 1.0
+    margin = float((np.trace(outputs) - (outputs.sum() - np.trace(outputs)) / (classes - 1)) / classes)
+    return margin if margin > LEAST_MARGIN else 1.0
 
 
 def shrunk(covariance: Matrix, share: float) -> Matrix:
@@ -108,3 +137,31 @@ def shrunk(covariance: Matrix, share: float) -> Matrix:
     result = (1 - share) * covariance
     result[np.diag_indices_from(result)] = np.maximum(diagonal, LEAST_VARIANCE * mean)
     return result
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Both classifiers of some statistics, which are without expansion if ridge regression does not use it."""
+
+    statistics: Statistics
+    lda: Discriminant
+    ridge: RidgeRegression
+
+    @classmethod
+    def of(cls, statistics: Statistics, settings: PooledSettings) -> Solution:
+        used = statistics if settings.expanded else statistics.plain()
+        return cls(used, discriminant(used, settings.shrinkage), ridge_regression(used, settings.ridge))
+
+    def distances(self, name: UnknownScore, encoded: Array) -> Matrix:
+        """The distance of vectors [n, dim] from every class by one score, [n, classes]; higher means more unknown.
+
+        "relative" is (x - m_c)' S_w^-1 (x - m_c) - (x - m)' S_t^-1 (x - m).
+        """
+        if name == "ridge":
+            return -self.ridge.outputs(self.statistics.projection.expand(encoded))
+        outputs = self.lda.outputs(encoded)
+        if name == "lda":
+            return -outputs
+        common = (((encoded - self.lda.center) @ self.lda.relative_rows.T) ** 2).sum(axis=1)
+        distances: Matrix = common[:, None] - 2 * outputs
+        return distances

@@ -1,0 +1,177 @@
+"""What the classifiers do with images of a task that were left out of the statistics, without solving them anew.
+
+Leaving images out of sums is a subtraction, and changes the matrix of a classifier by as many rank-one terms as there
+are images. So each matrix is factorised once, with all images in it. Everything that follows for the left-out ones are
+products of small matrices, by Woodbury's identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.pooled.settings import UnknownScore
+from serving.bundle.pooled.solution import mean_margin, ridge_matrix, shrunk_within
+from serving.bundle.pooled.statistics import Statistics
+
+Array = NDArray[np.floating[Any]]
+Ids = NDArray[np.integer[Any]]
+Rows = NDArray[np.intp]
+
+FOLDS = 20
+"""Many folds cost little here, and leave a class nearly as many images as the classifier has."""
+MOST = 1000
+"""Images of a task that are left out; the statistics of a task with more do not depend on a single image."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Images of a task that are in the statistics, and can be taken out of them."""
+
+    statistics: Statistics
+    encoded: Array  # [n, dim]
+    class_ids: Ids  # [n]
+    fold: NDArray[np.int64]  # [n]
+    phi: Array | None = None  # [n, length], if they are not the expansion of `encoded`
+
+    @classmethod
+    def of(cls, statistics: Statistics, encoded: Array, class_ids: Ids, seed: int) -> LeftOut:
+        """Divide the images of every class into FOLDS parts that are as good as random.
+
+        Of many images, about MOST are drawn, as many of each class as possible. An image that is alone in its class is
+        never drawn: the class would not exist without it.
+        """
+        generator = np.random.default_rng(seed)
+        classes, drawn, fold = np.unique(class_ids), [], []
+        for number, class_id in enumerate(classes):
+            own = generator.permutation(np.flatnonzero(class_ids == class_id))
+            if len(own) > 1:
+                drawn.append(own[: max(MOST // len(classes), FOLDS)])
+                # Classes begin with different folds, or the first folds would hold all images of small classes.
+                fold.append((np.arange(len(drawn[-1])) + number) % FOLDS)
+        rows = np.concatenate(drawn) if drawn else np.empty(0, np.intp)
+        folds = np.concatenate(fold) if fold else np.empty(0, np.int64)
+        return cls(statistics, np.asarray(encoded[rows], np.float64), class_ids[rows], folds)
+
+    def __len__(self) -> int:
+        return len(self.fold)
+
+    @cached_property
+    def columns(self) -> Rows:
+        """The output column of each image's class, [n]."""
+        return np.searchsorted(self.statistics.class_ids, self.class_ids)
+
+    def folds(self) -> Iterator[Rows]:
+        """The images of each fold that has any."""
+        for number in range(FOLDS):
+            if len(rows := np.flatnonzero(self.fold == number)):
+                yield rows
+
+
+class LeftOutDiscriminant:
+    """Linear discriminant analysis without some images, by inner products u' S_w^-1 v of class means and images.
+
+    The diagonal that the covariance is shrunk towards stays that of all images, beside a scatter matrix without a fold.
+    """
+
+    def __init__(self, images: LeftOut, shrinkage: float) -> None:
+        statistics = images.statistics
+        dim = statistics.projection.dim
+        self.images, self.shrinkage = images, shrinkage
+        self.freedom = max(statistics.images - len(images) // FOLDS - len(statistics.class_ids), 1)
+        basis = np.concatenate([statistics.means[:, :dim], images.encoded])
+        self.products = basis @ np.linalg.solve(shrunk_within(statistics, shrinkage, self.freedom), basis.T)
+        """[classes + n, classes + n]"""
+
+    @cached_property
+    def margin(self) -> float:
+        """By how much a class mean has a higher output for its class than for others, with all images."""
+        counts = self.images.statistics.counts
+        every = np.eye(len(counts), len(self.products))
+        means = every - counts / counts.sum() @ every
+        inner = means @ self.products @ means.T
+        return mean_margin(inner - np.diag(inner) / 2)
+
+    def without(self, rows: Rows) -> LeftOutOutputs:
+        """The outputs for images [r] when all of them are left out; classes that lose all images have no column."""
+        statistics, classes = self.images.statistics, len(self.images.statistics.class_ids)
+        columns = self.images.columns[rows]
+        lost = np.bincount(columns, minlength=classes)
+        counts = statistics.counts - lost
+        kept = counts > 0
+        # Only class means and the images that are left out take part.
+        basis = np.concatenate([np.arange(classes), classes + rows])
+        full = self.products[np.ix_(basis, basis)]
+        unit = np.eye(len(full))
+        vectors = unit[classes:]
+        # Coefficients of the differences from class means, and of the sum of them in each class.
+        residuals = vectors - unit[columns]
+        sums = np.stack([residuals[columns == each].sum(axis=0) for each in np.unique(columns)])
+        partly = kept[np.unique(columns)]
+        shifts = sums[partly] / np.sqrt(counts[np.unique(columns)][partly])[:, None]
+        removed = np.concatenate([residuals, shifts]) * np.sqrt((1 - self.shrinkage) / self.freedom)
+        across = removed @ full
+        inner = np.linalg.solve(np.eye(len(removed)) - across @ removed.T, across)
+        freedom = max(int(counts.sum()) - int(kept.sum()), 1)
+        products = (full + across.T @ inner) * freedom / self.freedom
+        means = unit[:classes].copy()
+        means[np.unique(columns)[partly]] -= sums[partly] / counts[np.unique(columns)][partly][:, None]
+        center = counts / counts.sum() @ means
+        centred = means[kept] - center
+        return LeftOutOutputs(
+            along=(vectors - center) @ products @ centred.T,
+            between=centred @ products @ centred.T,
+            shares=counts[kept] / counts.sum(),
+            kept=kept,
+        )
+
+
+@dataclass(frozen=True)
+class LeftOutOutputs:
+    """Inner products of left-out images and of class means, each relative to the mean of the other images."""
+
+    along: Array  # [r, classes], (x - m)' S_w^-1 (m_c - m)
+    between: Array  # [classes, classes]
+    shares: Array  # [classes]
+    kept: NDArray[np.bool_]  # [all classes], those that have a column
+
+    @property
+    def outputs(self) -> Array:
+        """Those of linear discriminant analysis, [r, classes]."""
+        outputs: Array = self.along - np.diag(self.between) / 2
+        return outputs
+
+    def distances(self, name: UnknownScore) -> Array:
+        """As `serving.bundle.pooled.solution.Solution.distances`, for "lda" and "relative"."""
+        if name == "lda":
+            return -self.outputs
+        inner = np.linalg.solve(np.diag(1 / self.shares) + self.between, self.along.T).T
+        distances: Array = (inner * self.along).sum(axis=1)[:, None] - 2 * self.outputs
+        return distances
+
+
+class LeftOutRidge:
+    """Ridge regression without some images. With H = Phi A^-1 Phi' of these images, F their outputs and Y their one-hot
+    classes, the outputs for images R without them are (I - H_RR)^-1 (F_R - H_RR Y_R). The penalty stays that of all
+    images."""
+
+    def __init__(self, images: LeftOut, ridge: float, *, expanded: bool) -> None:
+        statistics = images.statistics if expanded else images.statistics.plain()
+        phi = statistics.projection.expand(images.encoded) if images.phi is None or not expanded else images.phi
+        right = np.concatenate([statistics.sums, phi])
+        solved = np.linalg.solve(ridge_matrix(statistics, ridge), right.T)
+        classes = len(statistics.class_ids)
+        self.images = images
+        self.margin = mean_margin(statistics.means @ solved[:, :classes])
+        self.outputs, self.hat = np.split(phi @ solved, [classes], axis=1)
+
+    def without(self, rows: Rows) -> Array:
+        """The outputs [r, classes] for images [r] when all of them are left out."""
+        own = self.hat[np.ix_(rows, rows)]
+        target = np.eye(self.outputs.shape[1])[self.images.columns[rows]]
+        return np.linalg.solve(np.eye(len(rows)) - own, self.outputs[rows] - own @ target)
