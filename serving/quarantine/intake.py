@@ -86,7 +86,7 @@ class Intake:
     def add(self, arrivals: Sequence[Arrival]) -> Added:
         """Store new images and count duplicates; both are durable when this returns."""
         if not arrivals:
-            return Added([], 0)
+            return Added([], 0, [])
         mark = self._database.mark()
         candidates = [_Candidate.of(arrival, mark) for arrival in arrivals]
         with self._lock:
@@ -143,9 +143,11 @@ class Intake:
         self._catch_up(connection)
         existing = _ids_by_sha256(connection, candidates)
         kept: list[int] = []
+        ids: list[int] = []
         used: set[str] = set()
         for one in candidates:
-            if self._count_copy(connection, one, existing):
+            if (same := self._count_copy(connection, one, existing)) is not None:
+                ids.append(same)
                 continue
             if one.file not in written:
                 # The item that it duplicates has been deleted since the first check.
@@ -156,17 +158,19 @@ class Intake:
             self._remember(item_id, one.summary.fingerprint)
             existing[one.sha256] = item_id
             kept.append(item_id)
-        return Added(kept, len(candidates) - len(kept)), used
+            ids.append(item_id)
+        return Added(kept, len(candidates) - len(kept), ids), used
 
-    def _count_copy(self, connection: Connection, one: _Candidate, existing: dict[str, int]) -> bool:
-        """Count the candidate on an identical or near-duplicate item; whether there is one."""
+    def _count_copy(self, connection: Connection, one: _Candidate, existing: dict[str, int]) -> int | None:
+        """Count the candidate on an identical or near-duplicate item, which is returned; None if there is none."""
         if one.sha256 in existing:
-            return _count(connection, existing[one.sha256], one)
+            item_id = existing[one.sha256]
+            return item_id if _count(connection, item_id, one) else None
         for item_id in self._fingerprints.same_as(one.summary.fingerprint):
             if _count(connection, item_id, one):
-                return True
+                return item_id
             self._fingerprints.forget(item_id)
-        return False
+        return None
 
     def _catch_up(self, connection: Connection) -> None:
         """Read the fingerprints that other processes added. Ids are in order because there is one writer at a time."""

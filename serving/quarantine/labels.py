@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -20,7 +21,7 @@ from serving.quarantine.records import (
     UnknownIdError,
 )
 from serving.quarantine.rows import STATES
-from serving.quarantine.schema import changes, groups, items
+from serving.quarantine.schema import changes, groups, items, resemblances
 
 LONGEST = 100
 RESERVED = "unknown"
@@ -38,11 +39,11 @@ class LabelledItems:
 
     def name(self, ids: Sequence[int], label: str, who: str) -> None:
         """Label items as showing a new class."""
-        self._label(ids, "named", _checked_label(label), who)
+        self._label(ids, "named", check_label(label), who)
 
     def mark_known(self, ids: Sequence[int], label: str, who: str) -> None:
         """Label items as showing a class of the model."""
-        self._label(ids, "known", _checked_label(label), who)
+        self._label(ids, "known", check_label(label), who)
 
     def mark_junk(self, ids: Sequence[int], who: str) -> None:
         """Label items as useless."""
@@ -55,9 +56,9 @@ class LabelledItems:
     def _label(self, ids: Sequence[int], state: ItemState, label: str | None, who: str) -> None:
         by, at = (None, None) if state == "new" else (who, time.time())
         with self._database.writing() as connection:
-            ids = _existing_ids(connection, ids)
+            ids = existing_ids(connection, ids)
             _refuse_learned(connection, ids)
-            _set(connection, ids, state=state, label=label, labelled_by=by, labelled_at=at)
+            set_values(connection, ids, state=state, label=label, labelled_by=by, labelled_at=at)
             note(connection, who, {"new": "clear", "named": "name"}.get(state, state), len(ids), label or "")
 
     def count_labelled(self) -> dict[str, int]:
@@ -99,10 +100,10 @@ class LabelledItems:
     def move(self, ids: Sequence[int], group: int | None, who: str) -> None:
         """Move items into a group, or out of every group."""
         with self._database.writing() as connection:
-            ids = _existing_ids(connection, ids)
+            ids = existing_ids(connection, ids)
             if group is not None:
                 _existing_groups(connection, [group])
-            _set(connection, ids, group=group)
+            set_values(connection, ids, group=group)
             remove_empty_groups(connection, but=group)
             note(connection, who, "move", len(ids), "out of every group" if group is None else f"to group {group}")
 
@@ -129,8 +130,30 @@ class LabelledItems:
             note(connection, who, "merge", moved, f"groups {', '.join(map(str, others))} into group {first}")
         return first
 
-    def replace_groups(self, found: Sequence[FoundGroup]) -> None:
-        """Move new items to the groups that training.discover found; labelled items keep their label and group."""
+    def split(self, ids: Sequence[int], who: str) -> int:
+        """Move items into a new group, which is returned."""
+        with self._database.writing() as connection:
+            ids = existing_ids(connection, ids)
+            one = select(groups).where(groups.c.id.in_(select(items.c.group).where(items.c.id == ids[0])))
+            row = connection.execute(one).first()
+            values = {
+                "cohesion": row.cohesion if row is not None else 0.0,
+                "near_class": row.near_class if row is not None else None,
+                "shifted": row.shifted if row is not None else False,
+            }
+            group = int(connection.execute(insert(groups).values(values).returning(groups.c.id)).scalar_one())
+            set_values(connection, ids, group=group)
+            remove_empty_groups(connection, but=group)
+            note(connection, who, "split", len(ids), f"to group {group}")
+        return group
+
+    def replace_groups(
+        self, found: Sequence[FoundGroup], loose: Mapping[int, tuple[int, float]] = MappingProxyType({})
+    ) -> None:
+        """Move new items to the groups that were found; labelled items keep their label and group.
+
+        `loose` are items without a group: the place in `found` of the one that they resemble most, and how much.
+        """
         listed = [member for grouping in found for member in grouping.members]
         if twice := sorted(member for member, count in Counter(listed).items() if count > 1):
             raise ValueError(f"in more than one group: items {twice[:5]}; allowed: each in one")
@@ -139,12 +162,32 @@ class LabelledItems:
         with self._database.writing() as connection:
             present = set(_present(connection, listed))
             connection.execute(update(items).where(items.c.state == "new").values(group=None))
-            for grouping in found:
+            ids: dict[int, int] = {}
+            for place, grouping in enumerate(found):
                 if members := [member for member in grouping.members if member in present]:
                     values = {name: getattr(grouping, name) for name in ("cohesion", "near_class", "shifted")}
                     group = connection.execute(insert(groups).values(values).returning(groups.c.id)).scalar_one()
-                    _set(connection, members, group=group)
+                    set_values(connection, members, group=group)
+                    ids[place] = group
+            connection.execute(delete(resemblances))
+            there = set(_present(connection, list(loose)))
+            rows = [
+                {"item": item, "group": ids[place], "similarity": similarity}
+                for item, (place, similarity) in loose.items()
+                if item in there and place in ids
+            ]
+            if rows:
+                connection.execute(insert(resemblances), rows)
             remove_empty_groups(connection)
+
+    def resemblances(self, ids: Sequence[int]) -> dict[int, tuple[int, float]]:
+        """The group that items without a group resemble most, and how much."""
+        found: dict[int, tuple[int, float]] = {}
+        with self._database.reading() as connection:
+            for some in chunks(list(ids)):
+                for row in connection.execute(select(resemblances).where(resemblances.c.item.in_(some))):
+                    found[row.item] = (row.group, row.similarity)
+        return found
 
     def changes(self, limit: int = 100) -> list[Change]:
         """The change log, the latest entry first."""
@@ -152,6 +195,11 @@ class LabelledItems:
         with self._database.reading() as connection:
             rows = connection.execute(select(*columns).order_by(changes.c.id.desc()).limit(limit))
             return [Change(*row) for row in rows]
+
+
+def label_state(label: str | None, known: Collection[str]) -> ItemState:
+    """The state of an item with this label, if `known` are the classes of the model."""
+    return "new" if label is None else "known" if label in known else "named"
 
 
 def chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
@@ -192,7 +240,7 @@ def _group(row: Any, members: Sequence[Any]) -> ItemGroup:
     )
 
 
-def _set(connection: Connection, ids: Sequence[int], **values: Any) -> None:
+def set_values(connection: Connection, ids: Sequence[int], **values: Any) -> None:
     for some in chunks(ids):
         connection.execute(update(items).where(items.c.id.in_(some)).values(values))
 
@@ -204,7 +252,7 @@ def _present(connection: Connection, ids: Sequence[int]) -> list[int]:
     return found
 
 
-def _existing_ids(connection: Connection, ids: Sequence[int]) -> list[int]:
+def existing_ids(connection: Connection, ids: Sequence[int]) -> list[int]:
     wanted = list(dict.fromkeys(ids))
     if not wanted:
         raise UnknownIdError("no item given; allowed: 1 or more")
@@ -229,7 +277,7 @@ def _refuse_learned(connection: Connection, ids: Sequence[int]) -> None:
             )
 
 
-def _checked_label(label: str) -> str:
+def check_label(label: str) -> str:
     allowed = f"1 to {LONGEST} printable characters, and not {RESERVED!r}"
     if label.strip() == RESERVED:
         raise LabelError(f"label is {label!r}; allowed: {allowed}")

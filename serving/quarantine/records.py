@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    # The client has these types, too, and does without numpy.
+    import numpy as np
+    from numpy.typing import NDArray
 
-ItemKind = Literal["unknown", "audit"]
-"""Why an image was kept: it was unknown, or it was known and sampled for an audit."""
+ItemKind = Literal["unknown", "audit", "example"]
+"""Why an image was kept: it was unknown, it was known and sampled for an audit, or a person gave it as an example."""
 
 ItemState = Literal["new", "named", "known", "junk", "learned"]
 """Not labelled yet; named as a new class; shows a class of the model; useless; named and since learned."""
@@ -66,6 +68,8 @@ class Added(NamedTuple):
     """Ids of the new items."""
     copies: int
     """Arrivals that were counted on an existing item."""
+    ids: list[int]
+    """The item of each arrival, new or existing, in order."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,17 @@ class Item:
     features: NDArray[np.float32]
     damage: str | None = None
     """What is wrong with its row, if something else has changed it; then only its id can be trusted."""
+    digest: str = ""
+    """The SHA-256 of the image file."""
+
+
+class Outlined(NamedTuple):
+    """The few columns of an item that a map shows."""
+
+    id: int
+    group: int | None
+    state: ItemState
+    label: str | None
 
 
 class FoundGroup(NamedTuple):
@@ -126,6 +141,17 @@ class ItemGroup:
     """Members by state."""
     labels: dict[str, int]
     """Labelled members by label."""
+
+
+class Example(NamedTuple):
+    """A labelled item, without its answer and features."""
+
+    id: int
+    digest: str
+    label: str | None
+    state: ItemState
+    labelled_by: str | None
+    labelled_at: float | None
 
 
 class Change(NamedTuple):

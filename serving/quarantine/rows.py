@@ -48,7 +48,8 @@ def _whole(row: Mapping[str, Any], mark: str) -> Item:
     answer = _answer(values.pop("answer"))
     if not isinstance(features, bytes) or len(features) % 4:
         raise ValueError("features are not 32-bit numbers")
-    return Item(**values, answer=answer, features=np.frombuffer(features, dtype="<f4").astype(np.float32))
+    numbers = np.frombuffer(features, dtype="<f4").astype(np.float32)
+    return Item(**values, answer=answer, features=numbers, digest=file.partition("-")[0])
 
 
 def _answer(text: Any) -> dict[str, Any]:

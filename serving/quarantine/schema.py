@@ -58,6 +58,45 @@ items = Table(
 # Counts, sums and the choice of items to remove need only this index, not the rows.
 Index("openworld_items_age", items.c.state, items.c.received_at, items.c.bytes)
 
+# Which group an image without a group resembles most.
+resemblances = Table(
+    "openworld_resemblances",
+    metadata,
+    Column("item", ForeignKey(items.c.id, ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    Column("group", ForeignKey(groups.c.id, ondelete="CASCADE"), nullable=False, index=True),
+    Column("similarity", Double, nullable=False),
+)
+
+# Classes that people have begun and that may have no example yet.
+drafts = Table(
+    "openworld_drafts",
+    metadata,
+    Column("label", String(100), primary_key=True),
+    Column("who", Text, nullable=False),
+    Column("at", Double, nullable=False),
+)
+
+# What servers do for people beside answering: they learn and group, and may be killed at it.
+jobs = Table(
+    "openworld_jobs",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("kind", String(10), nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("who", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("progress", Double, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("base", Text, nullable=False),
+    Column("candidate", Text),
+    Column("error", Text),
+    Column("result", Text),
+    sqlite_autoincrement=True,
+)
+
 changes = Table(
     "openworld_changes",
     metadata,

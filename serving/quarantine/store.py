@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import EllipsisType
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from serving.quarantine.caps import excess, usage
 from serving.quarantine.database import Database
+from serving.quarantine.examples import TaughtItems
 from serving.quarantine.images import is_intact, is_own_name, open_image_store
 from serving.quarantine.intake import Intake
-from serving.quarantine.labels import LabelledItems, chunks, note, remove_empty_groups
+from serving.quarantine.labels import chunks, note, remove_empty_groups
 from serving.quarantine.records import (
     Added,
     Arrival,
@@ -20,6 +23,7 @@ from serving.quarantine.records import (
     Item,
     ItemKind,
     ItemState,
+    Outlined,
     StoreError,
     UnavailableError,
     UnknownIdError,
@@ -35,7 +39,7 @@ UNOWNED_FOR = 3600.0
 _ITEM_COLUMNS = [column for column in items.c if column.name not in ("sha256", "fingerprint", "bytes")]
 
 
-class Store(LabelledItems):
+class Store(TaughtItems):
     """Items with their images, groups and labels. Thread-safe; connects at first use."""
 
     def __init__(self, url: str, images: str | None = None) -> None:
@@ -72,8 +76,9 @@ class Store(LabelledItems):
         kind: ItemKind | None = None,
         after: int = 0,
         limit: int | None = None,
+        latest: int | None = None,
     ) -> list[Item]:
-        """Items in the order of their ids; `group=None` selects those without a group."""
+        """Items in the order of their ids; `group=None` selects those without a group, `latest` the last so many."""
         wanted: list[ColumnElement[bool]] = [items.c.id > after]
         if not isinstance(group, EllipsisType):
             wanted.append(items.c.group.is_(None) if group is None else items.c.group == group)
@@ -81,6 +86,9 @@ class Store(LabelledItems):
             wanted.append(items.c.state == state)
         if kind is not None:
             wanted.append(items.c.kind == kind)
+        if latest is not None:
+            first = select(items.c.id).where(*wanted).order_by(items.c.id.desc()).limit(latest)
+            wanted = [items.c.id.in_(first)]
         query = select(*_ITEM_COLUMNS).where(*wanted).order_by(items.c.id).limit(limit)
         mark = self._database.mark()
         with self._database.reading() as connection:
@@ -91,6 +99,23 @@ class Store(LabelledItems):
                 rows = connection.execute(query.where(items.c.id.in_(some)))
                 found += [item_of(row._asdict(), mark) for row in rows]
             return found[:limit]
+
+    def outline(self) -> list[Outlined]:
+        """Number, group, state and label of every item, without reading the rest of the rows."""
+        query = select(items.c.id, items.c.group, items.c.state, items.c.label).order_by(items.c.id)
+        with self._database.reading() as connection:
+            return [Outlined(*row) for row in connection.execute(query)]
+
+    def features(self, ids: Sequence[int]) -> dict[int, NDArray[np.float32]]:
+        """The features of items by number; damaged ones are left out."""
+        found: dict[int, NDArray[np.float32]] = {}
+        with self._database.reading() as connection:
+            for some in chunks(list(ids)):
+                rows = connection.execute(select(items.c.id, items.c.features).where(items.c.id.in_(some)))
+                for number, content in rows:
+                    if isinstance(content, bytes) and len(content) % 4 == 0:
+                        found[number] = np.frombuffer(content, dtype="<f4").astype(np.float32)
+        return found
 
     def image(self, item_id: int) -> bytes:
         """The image file as it was received."""

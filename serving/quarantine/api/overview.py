@@ -78,10 +78,10 @@ def _shown(place: str, variable: str) -> str:
 
 
 def _entries(items: Sequence[Item]) -> tuple[schemas.ItemEntry, ...]:
-    return tuple(map(_entry, items))
+    return tuple(map(entry_of, items))
 
 
-def _entry(item: Item) -> schemas.ItemEntry:
+def entry_of(item: Item) -> schemas.ItemEntry:
     guess, p_value = item.answer.get("best_guess"), item.answer.get("p_value")
     answer = {
         "best_guess": guess if isinstance(guess, str) else None,

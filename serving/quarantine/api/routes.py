@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
@@ -14,13 +15,16 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from serving import errors
 from serving.bundle.errors import ImageError
+from serving.bundle.labels import did_you_mean
 from serving.bundle.manifest import Manifest
+from serving.bundle.umap_places import UmapError
 from serving.http.context import RequestContext
 from serving.http.openapi import error_responses, file_response
 from serving.http.page import FRESH, STATIC
 from serving.http.schemas import ApiModel, ModelName, Whole, field
 from serving.inference.engine import Engine
 from serving.quarantine.api import schemas
+from serving.quarantine.api.embedding import PlaceCache
 from serving.quarantine.api.overview import item_list, overview
 from serving.quarantine.api.pictures import MEDIA_TYPES, SIDE, Picture, picture, thumbnail
 from serving.quarantine.records import (
@@ -57,6 +61,12 @@ class ItemsQuery(ApiModel):
     )
     after: Whole = field("only images with larger numbers", 17, ge=0, le=schemas.LARGEST_ID, default=0)
     limit: Whole = field("how many at most", 100, ge=1, le=MAX_ITEMS, default=100)
+
+
+class MapQuery(ApiModel):
+    method: schemas.MapMethod = field(
+        "pca: the two main directions; umap: groups come apart, once it is computed", "pca", default="pca"
+    )
 
 
 class DeleteQuery(ApiModel):
@@ -109,6 +119,25 @@ async def unknown_groups(request: Request, query: Annotated[GroupsQuery, Query()
     )
 
 
+@router.get("/map", response_model=schemas.EmbeddingMap)
+async def unknown_map(request: Request, query: Annotated[MapQuery, Query()]) -> Response:
+    """All images on a flat map of their features, beside images of the learned classes."""
+    state, bundle = request.app.state, cast(Engine, request.app.state.engine()).loaded.model.bundle
+
+    def work(store: Store, who: str) -> schemas.EmbeddingMap:
+        places: PlaceCache | None = getattr(state, "places", None)
+        if places is None or places.version != bundle.manifest.version:
+            places = state.places = PlaceCache(bundle)
+        return places.overview(store, query.method)
+
+    try:
+        return await _answer(request, work)
+    except UmapError as error:
+        problem, _, rest = str(error).partition(": got ")
+        got, _, allowed = rest.partition("; allowed: ")
+        raise errors.ParameterError(problem, got=got, allowed=allowed) from None
+
+
 @router.get("/items", response_model=schemas.ItemList)
 async def unknown_items(request: Request, query: Annotated[ItemsQuery, Query()]) -> Response:
     """Images of a group, or of no group."""
@@ -150,7 +179,8 @@ async def mark_known(request: Request, body: schemas.LabelBody) -> Response:
     """Label images with a class that the model has."""
     labels = _manifest(request).labels
     if body.label.strip() not in labels:
-        raise errors.BadLabelError("the model has no such class", got=repr(body.label), allowed=", ".join(labels))
+        allowed = f"{', '.join(labels)}{did_you_mean(body.label.strip(), labels)}"
+        raise errors.BadLabelError("the model has no such class", got=repr(body.label), allowed=allowed)
     return await _change(
         request, body, ("junk", "learned"), lambda store, ids, who: store.mark_known(ids, body.label, who)
     )
@@ -242,8 +272,15 @@ async def _ask(request: Request, work: Callable[[Store, str], T]) -> T:
             got="OPENWORLD_QUARANTINE_URL not set",
             allowed="a server that is started with it, as in sqlite:////var/lib/openworld/quarantine.db",
         )
-    try:
+    with translated():
         return await asyncio.get_running_loop().run_in_executor(_threads, work, keeper.store, who)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Errors of the store become responses."""
+    try:
+        yield
     except ImageError as error:
         raise errors.refused_image(error) from None
     except UnknownIdError as error:

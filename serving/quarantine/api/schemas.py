@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -71,6 +71,35 @@ class Ungrouped(ApiModel):
 
     size: int = field("number of images", 5)
     items: tuple[ItemEntry, ...] = Field(description="the first images; /unknowns/items has the rest")
+
+
+MapMethod = Literal["pca", "umap"]
+
+
+class PlacedItem(ApiModel):
+    """An image in the quarantine and its place on the map."""
+
+    id: int = field("its number", 17)
+    x: float = field("its place", 0.31)
+    y: float = field("its place", -1.2)
+    group: int | None = field("number of its group, if it has one", 3)
+    state: ItemState = field("new, named, known, junk or learned", "new")
+    label: str | None = field("label that a person gave it", None)
+
+
+class EmbeddingMap(ApiModel):
+    """A flat map of the features: what is near looks alike to the model."""
+
+    version: str = field("version of the bundle that the axes are from", "ef3557a7ea7e")
+    method: MapMethod = field("how the places were found", "pca")
+    methods: tuple[MapMethod, ...] = field("the methods that this server has; umap is an extra", ["pca", "umap"])
+    computing: bool = field("whether places by umap are being computed; ask again in a few seconds", False)
+    labels: tuple[str, ...] = field("the learned classes, by class_id", ["cup", "lamp"])
+    learned: tuple[tuple[float, float, int], ...] = field(
+        "x, y and class_id of some images of each learned class; empty if the bundle has no map", [[0.2, -1.1, 0]]
+    )
+    items: tuple[PlacedItem, ...] = Field(description="the images of the quarantine")
+    left_out: int = field("images that have no place: another model kept features of another length", 0)
 
 
 class NewClass(ApiModel):

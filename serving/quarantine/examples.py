@@ -1,0 +1,154 @@
+"""Labelled items as examples that a server learns from, and classes that people have begun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from serving.quarantine.database import Database
+from serving.quarantine.labels import LabelledItems, check_label, chunks, existing_ids, label_state, note, set_values
+from serving.quarantine.records import Example, LabelError
+from serving.quarantine.schema import drafts, items
+
+LABELLED = ("named", "known")
+_COLUMNS = (items.c.id, items.c.sha256, items.c.label, items.c.state, items.c.labelled_by, items.c.labelled_at)
+
+
+class TaughtItems(LabelledItems):
+    """What a lesson is made of. `known` are the classes of the served model; each method is one transaction."""
+
+    @property
+    def database(self) -> Database:
+        return self._database
+
+    def examples(self, label: str | None = None) -> list[Example]:
+        """All labelled items, or those of a label, in the order of their ids."""
+        query = select(*_COLUMNS).where(items.c.state.in_(LABELLED), items.c.label.is_not(None)).order_by(items.c.id)
+        if label is not None:
+            query = query.where(items.c.label == label)
+        with self._database.reading() as connection:
+            return [Example(*row) for row in connection.execute(query)]
+
+    def with_digests(self, digests: Sequence[str]) -> list[Example]:
+        """The items of these image files, labelled or not."""
+        found: list[Example] = []
+        with self._database.reading() as connection:
+            for some in chunks(list(digests)):
+                rows = connection.execute(select(*_COLUMNS).where(items.c.sha256.in_(some)))
+                found += [Example(*row) for row in rows]
+        return found
+
+    def count_new(self) -> int:
+        """The number of items that nobody has labelled."""
+        with self._database.reading() as connection:
+            counted = select(func.count()).select_from(items).where(items.c.state == "new")
+            return int(connection.execute(counted).scalar_one())
+
+    def new_since(self, latest: int) -> tuple[int, int]:
+        """How many items with a larger id nobody has labelled, and the largest id of all."""
+        with self._database.reading() as connection:
+            fresh = select(func.count()).select_from(items).where(items.c.state == "new", items.c.id > latest)
+            newest = connection.execute(select(func.max(items.c.id))).scalar()
+            return int(connection.execute(fresh).scalar_one()), int(newest or 0)
+
+    def teach(self, ids: Sequence[int], label: str, known: Collection[str], who: str) -> None:
+        """Label items as examples of a class, new or known; a learned label may be changed by this as well."""
+        label = check_label(label)
+        with self._database.writing() as connection:
+            ids = existing_ids(connection, ids)
+            state = label_state(label, known)
+            set_values(connection, ids, state=state, label=label, labelled_by=who, labelled_at=time.time())
+            note(connection, who, "teach", len(ids), label)
+
+    def withdraw(self, ids: Sequence[int], who: str) -> None:
+        """Make items no longer examples: they are marked as useless, so that the next lesson takes them out."""
+        with self._database.writing() as connection:
+            ids = existing_ids(connection, ids)
+            set_values(connection, ids, state="junk", label=None, labelled_by=who, labelled_at=time.time())
+            note(connection, who, "withdraw", len(ids))
+
+    def relabel(self, label: str, new: str, known: Collection[str], who: str) -> int:
+        """Give all examples of a label another one; how many there were."""
+        new = check_label(new)
+        with self._database.writing() as connection:
+            return _relabel(connection, label, new, known, who)
+
+    def withdraw_class(self, label: str, who: str) -> list[int]:
+        """Make all examples of a class unlabelled items; their ids."""
+        with self._database.writing() as connection:
+            return _withdraw_class(connection, label, who)
+
+    def settle(self, known: Collection[str], version: str, who: str, what: str) -> None:
+        """After a version was published: labels of its classes are known ones, all others are new."""
+        with self._database.writing() as connection:
+            _settle(connection, known, f"{version}: {what}", who)
+
+    def begin_class(self, label: str, who: str) -> None:
+        """Begin a class without examples; a LabelError if it was begun before."""
+        label = check_label(label)
+        with self._database.writing() as connection:
+            if connection.execute(select(drafts.c.label).where(drafts.c.label == label)).first():
+                raise LabelError(f"class {label!r} exists; allowed: a new name")
+            _begin(connection, label, who)
+            note(connection, who, "begin", 0, label)
+
+    def drafts(self) -> dict[str, tuple[str, float]]:
+        """Classes that were begun: who did, and when."""
+        with self._database.reading() as connection:
+            return {row.label: (row.who, row.at) for row in connection.execute(select(drafts).order_by(drafts.c.label))}
+
+
+class PublishedLabels(NamedTuple):
+    """How the labels of examples follow a version that was published."""
+
+    forgotten: tuple[str, ...]
+    renamed: Mapping[str, str]
+    """Old label -> new label, of classes that were renamed or merged."""
+    known: tuple[str, ...]
+    """All classes of the version."""
+    what: str
+    """The version and what it changed, for the log."""
+
+    def apply(self, connection: Connection, who: str) -> None:
+        """Change the labels, as part of a transaction."""
+        for label in self.forgotten:
+            _withdraw_class(connection, label, who)
+        for label, new in self.renamed.items():
+            _relabel(connection, label, new, self.known, who)
+        _settle(connection, self.known, self.what, who)
+
+
+def _relabel(connection: Connection, label: str, new: str, known: Collection[str], who: str) -> int:
+    own = (items.c.label == label) & items.c.state.in_(LABELLED)
+    values = {"label": new, "state": label_state(new, known)}
+    count = connection.execute(update(items).where(own).values(values)).rowcount
+    if connection.execute(delete(drafts).where(drafts.c.label == label)).rowcount:
+        _begin(connection, new, who)
+    note(connection, who, "rename", count, f"{label} to {new}")
+    return count
+
+
+def _withdraw_class(connection: Connection, label: str, who: str) -> list[int]:
+    own = (items.c.label == label) & items.c.state.in_(LABELLED)
+    values = {"state": "new", "label": None, "labelled_by": None, "labelled_at": None, "learned_in": None}
+    ids = list(connection.execute(update(items).where(own).values(values).returning(items.c.id)).scalars())
+    connection.execute(delete(drafts).where(drafts.c.label == label))
+    note(connection, who, "forget", len(ids), label)
+    return ids
+
+
+def _settle(connection: Connection, known: Collection[str], what: str, who: str) -> None:
+    labels = connection.execute(select(items.c.label).where(items.c.state.in_(LABELLED)).distinct()).scalars()
+    for label in [label for label in labels if isinstance(label, str)]:
+        own = (items.c.label == label) & items.c.state.in_(LABELLED)
+        connection.execute(update(items).where(own).values(state=label_state(label, known)))
+    for some in chunks(sorted(known)):
+        connection.execute(delete(drafts).where(drafts.c.label.in_(some)))
+    note(connection, who, "publish", 0, what)
+
+
+def _begin(connection: Connection, label: str, who: str) -> None:
+    connection.execute(insert(drafts).values(label=label, who=who, at=time.time()))

@@ -1,0 +1,71 @@
+"""Decides when a server learns by itself: a thread of a worker that looks at the quarantine every few seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from serving.errors import RequestError
+from serving.quarantine.records import StoreError
+from serving.settings import Settings
+from serving.teaching.auto_job import WHO
+from serving.telemetry import log
+
+if TYPE_CHECKING:
+    from serving.teaching.teacher import Teacher
+
+LOOK_EVERY = 5.0
+DAY = 86_400.0
+
+
+class Autonomy:
+    """Starts a job when enough unknown images have arrived since the last one."""
+
+    def __init__(self, teacher: Teacher, settings: Settings) -> None:
+        self._teacher, self._settings = teacher, settings
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="autonomy", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+
+    def look(self) -> bool:
+        """Start a job if there is a reason; whether it did."""
+        teacher, settings = self._teacher, self._settings
+        if teacher.problem() is not None:
+            return False
+        open_job = teacher.jobs.latest(within=0.0)
+        if open_job is not None:
+            # Somebody else's result waits for a decision, or a job is running.
+            return False
+        done = teacher.jobs.of_kind("auto")
+        latest = max((int(job.request.get("latest", 0)) for job in done), default=0)
+        fresh, newest = teacher.store.new_since(latest)
+        since = time.time() - DAY
+        learned = sum(
+            len((job.result or {}).get("named", ()))
+            for job in done
+            if job.state == "accepted" and job.started_at > since
+        )
+        room = settings.teach_auto_classes - learned
+        if fresh < settings.teach_auto_images or room < 1:
+            return False
+        request = {"images": settings.teach_auto_images, "classes": room, "latest": newest, "accept": True}
+        teacher.start("auto", WHO, request)
+        return True
+
+    def _run(self) -> None:
+        failing = False
+        while not self._end.wait(LOOK_EVERY):
+            try:
+                self.look()
+                failing = False
+            except (RequestError, StoreError) as error:
+                # Another worker was first, or the database is away.
+                log.debug("no lesson of its own: %s", error)
+            except Exception:
+                if not failing:
+                    log.exception("this worker cannot learn by itself")
+                failing = True

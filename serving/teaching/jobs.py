@@ -1,0 +1,220 @@
+"""Jobs in the store: one at a time for all servers that share it, visible to all of them, and never lost.
+
+    running -> done -> accepted | discarded
+            -> discarded, if there was nothing to publish
+            -> failed
+
+A job runs in a process of its own, which may be killed. It shows every few seconds that it lives; one that has not done
+so for long has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, insert, select, update
+
+from serving.quarantine.database import Database
+from serving.quarantine.examples import PublishedLabels
+from serving.quarantine.labels import note
+from serving.quarantine.records import StoreError, UnknownIdError
+from serving.quarantine.schema import jobs
+
+JobKind = Literal["learn", "group", "auto"]
+JobState = Literal["running", "done", "failed", "accepted", "discarded"]
+
+SHOWN_EVERY, LOST_AFTER = 2.0, 30.0
+"""Seconds between two signs of life of a job, and after which it counts as lost."""
+LOST = "the process that ran it has ended; start it again"
+
+
+class JobBusyError(StoreError):
+    """Another job is running."""
+
+
+class WrongStateError(StoreError):
+    """A job that is not in the state for this."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job. `request` is what it was asked for, `result` what it found."""
+
+    id: int
+    kind: JobKind
+    state: JobState
+    who: str
+    started_at: float
+    seen_at: float
+    ended_at: float | None
+    progress: float
+    step: str
+    request: dict[str, Any]
+    base: str
+    candidate: str | None
+    error: str | None
+    result: dict[str, Any] | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or takes so far."""
+        return (self.ended_at or time.time()) - self.started_at
+
+
+class Jobs:
+    """The jobs of all servers with the same store; each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, kind: JobKind, who: str, base: str, request: dict[str, Any]) -> JobRecord:
+        """Begin a job, unless one is running. A candidate that nobody has accepted is discarded by that."""
+        with self._database.writing() as connection:
+            self._fail_lost(connection)
+            running = connection.execute(select(jobs).where(jobs.c.state == "running")).first()
+            if running is not None:
+                since = f"{time.time() - running.started_at:.0f} seconds ago"
+                raise JobBusyError(f"job {running.id} ({running.kind}) of {running.who}, begun {since}")
+            if kind != "group":
+                waiting = (jobs.c.state == "done") & (jobs.c.kind != "group")
+                connection.execute(update(jobs).where(waiting).values(state="discarded"))
+            now = time.time()
+            values = {
+                "kind": kind,
+                "state": "running",
+                "who": who,
+                "started_at": now,
+                "seen_at": now,
+                "progress": 0.0,
+                "step": "starting",
+                "request": json.dumps(request),
+                "base": base,
+            }
+            job_id = connection.execute(insert(jobs).values(values).returning(jobs.c.id)).scalar_one()
+            note(connection, who, kind, 0, f"job {job_id}")
+            return self._one(connection, job_id)
+
+    def get(self, job_id: int) -> JobRecord:
+        with self._database.reading() as connection:
+            found = self._one(connection, job_id)
+        if found.state == "running" and found.seen_at < time.time() - LOST_AFTER:
+            with self._database.writing() as connection:
+                self._fail_lost(connection)
+                found = self._one(connection, job_id)
+        return found
+
+    def latest(self, within: float = 3600.0) -> JobRecord | None:
+        """The job that runs or waits to be accepted, or else the last one that ended not long ago."""
+        with self._database.reading() as connection:
+            is_open = (jobs.c.state == "running") | ((jobs.c.state == "done") & (jobs.c.kind != "group"))
+            open_jobs = select(jobs.c.id).where(is_open).order_by(jobs.c.id.desc())
+            recent = select(jobs.c.id).where(jobs.c.started_at > time.time() - within).order_by(jobs.c.id.desc())
+            found = connection.execute(open_jobs).scalar() or connection.execute(recent).scalar()
+        return None if found is None else self.get(found)
+
+    def waiting(self) -> list[JobRecord]:
+        """Learned and neither accepted nor discarded."""
+        query = select(jobs).where(jobs.c.state == "done", jobs.c.kind != "group")
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def of_kind(self, kind: JobKind) -> list[JobRecord]:
+        """All jobs of a kind, in order."""
+        query = select(jobs).where(jobs.c.kind == kind).order_by(jobs.c.id)
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def not_accepted(self) -> list[JobRecord]:
+        """Jobs with a candidate that no job of the same candidate was accepted for."""
+        taken = select(jobs.c.candidate).where(jobs.c.state == "accepted", jobs.c.candidate.is_not(None))
+        query = select(jobs).where(jobs.c.candidate.is_not(None), jobs.c.candidate.not_in(taken))
+        with self._database.reading() as connection:
+            return [_record(row) for row in connection.execute(query)]
+
+    def accepted(self) -> dict[str, JobRecord]:
+        """The accepted jobs by the version that they made."""
+        query = select(jobs).where(jobs.c.state == "accepted").order_by(jobs.c.id)
+        with self._database.reading() as connection:
+            return {row.candidate: _record(row) for row in connection.execute(query) if row.candidate}
+
+    def show(self, job_id: int, progress: float, step: str) -> bool:
+        """Show how far a running job is; False if it is not to go on."""
+        own = (jobs.c.id == job_id) & (jobs.c.state == "running")
+        values = {"seen_at": time.time(), "progress": min(max(progress, 0.0), 1.0), "step": step}
+        with self._database.writing() as connection:
+            return connection.execute(update(jobs).where(own).values(values)).rowcount == 1
+
+    def keep_alive(self, job_id: int) -> None:
+        """Show that the process of a running job lives."""
+        own = (jobs.c.id == job_id) & (jobs.c.state == "running")
+        with self._database.writing() as connection:
+            connection.execute(update(jobs).where(own).values(seen_at=time.time()))
+
+    def finish(self, job_id: int, result: dict[str, Any], candidate: str | None = None) -> None:
+        """End a job with its result; one that has found nothing to publish is discarded by that."""
+        values = {
+            "state": "discarded" if candidate is None and "named" in result else "done",
+            "result": json.dumps(result),
+            "candidate": candidate,
+            "progress": 1.0,
+            "step": "done",
+        }
+        self._end(job_id, values)
+
+    def fail(self, job_id: int, error: str) -> None:
+        """End a job without a result; one that has ended is left as it is."""
+        self._end(job_id, {"state": "failed", "error": error})
+
+    def accept(self, job_id: int, who: str, labels: PublishedLabels) -> JobRecord:
+        """Note that a job's candidate was published, in one transaction with the labels that follow it.
+
+        Whoever comes second changes nothing: the request that published it and one that found it published may meet.
+        """
+        return self._settle(job_id, "accepted", who, labels)
+
+    def discard(self, job_id: int, who: str) -> JobRecord:
+        """Discard a job that is done; to do it again changes nothing."""
+        return self._settle(job_id, "discarded", who, None)
+
+    def _settle(
+        self, job_id: int, state: Literal["accepted", "discarded"], who: str, labels: PublishedLabels | None
+    ) -> JobRecord:
+        with self._database.writing() as connection:
+            found = self._one(connection, job_id)
+            if found.state == state:
+                return found
+            if found.state != "done":
+                raise WrongStateError(f"job {job_id} is {found.state}")
+            if labels is not None:
+                labels.apply(connection, who)
+            connection.execute(update(jobs).where(jobs.c.id == job_id).values(state=state))
+            note(connection, who, state.removesuffix("ed"), 0, f"job {job_id}")
+            return self._one(connection, job_id)
+
+    def _end(self, job_id: int, values: dict[str, Any]) -> None:
+        own = (jobs.c.id == job_id) & (jobs.c.state == "running")
+        now = time.time()
+        with self._database.writing() as connection:
+            connection.execute(update(jobs).where(own).values(values | {"ended_at": now, "seen_at": now}))
+
+    def _fail_lost(self, connection: Connection) -> None:
+        lost = (jobs.c.state == "running") & (jobs.c.seen_at < time.time() - LOST_AFTER)
+        values = {"state": "failed", "error": LOST, "ended_at": jobs.c.seen_at}
+        connection.execute(update(jobs).where(lost).values(values))
+
+    def _one(self, connection: Connection, job_id: int) -> JobRecord:
+        row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
+        if row is None:
+            raise UnknownIdError(f"no job {job_id}")
+        return _record(row)
+
+
+def _record(row: Any) -> JobRecord:
+    values = row._asdict()
+    result = values.pop("result")
+    return JobRecord(
+        **values | {"request": json.loads(values["request"]), "result": None if result is None else json.loads(result)}
+    )

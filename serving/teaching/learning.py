@@ -1,0 +1,225 @@
+"""From a curriculum to what a bundle stores: the classifier of all classes, and per lesson a task and extensions.
+
+A lesson is learned as a task of a run is, from the statistics of everything before it. Examples of classes that are
+known already are added to the statistics of their class first. They get a detector of their own beside that of their
+task, because that one is frozen: it would go on calling images unknown that are far from what it has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.decision import OwnScores, Rule, TaskRule
+from serving.bundle.lessons import TaughtLesson, joined
+from serving.bundle.pooled import (
+    ChoiceMemory,
+    Detector,
+    EarlierTask,
+    PooledClassifier,
+    PooledSettings,
+    Statistics,
+    learn_task,
+)
+from serving.bundle.pooled.solution import Solution
+from serving.bundle.pooled.unknown_choice import summed
+from serving.bundle.pooled_model import Extension, PooledModel
+from serving.teaching.curriculum import Curriculum, Examples, Task, Taught, Vectors
+
+Progress = Callable[[float], None]
+
+FOLDS = 5
+ENOUGH_SCORES = 8
+"""Left-out examples from which the spread of their distances is estimated; of fewer, that of the task is used."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What a curriculum has become, ready to answer."""
+
+    curriculum: Curriculum
+    taught: tuple[Taught, ...]
+    classifier: PooledClassifier
+    statistics: Statistics
+    settings: PooledSettings
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks, those of the run first."""
+        return (*self.curriculum.tasks, *(each.task for each in self.taught if each.task is not None))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for task in self.tasks for label in task.labels)
+
+    @property
+    def learned_curriculum(self) -> Curriculum:
+        """The curriculum, of which no lesson has to be learned again."""
+        return replace(self.curriculum, done=self.taught)
+
+    def rule(self, like: Rule) -> Rule:
+        """The decision rule, with the level of another one.
+
+        A run has a few tasks of many images. Lessons are many tasks of few images, and the smallest surprise over so
+        many would call everything known; so the expected one decides from the first lesson on.
+        """
+        # Not a copy: that would keep what the other one has derived from its tasks.
+        tasks = tuple(task.rule for task in self.tasks)
+        taught = any(each.task is not None for each in self.taught)
+        return Rule(score=like.score, alpha=like.alpha, tasks=tasks, joint=like.joint, expectation=taught)
+
+    @property
+    def model(self) -> PooledModel:
+        place = {label: column for column, label in enumerate(self.labels)}
+        extensions = (
+            (np.array([place[label] for label in each.extends]), each.extension)
+            for each in self.taught
+            if each.extension is not None
+        )
+        adapters = tuple(task.adapter for task in self.curriculum.tasks if task.adapter is not None)
+        detectors = tuple(task.detector for task in self.tasks)
+        groups = tuple((np.array([place[label] for label in each.labels]), each) for each in self.curriculum.adapted)
+        return PooledModel(self.classifier, detectors, adapters, self.curriculum.weight, tuple(extensions), groups)
+
+
+def learn(curriculum: Curriculum, progress: Progress = lambda share: None) -> Knowledge:
+    """Learn the lessons that are not done yet. The same curriculum gives the same result, to the bit."""
+    lessons, done = curriculum.lessons, curriculum.done
+    state = _State(
+        curriculum.teachable.factors.statistics(),
+        curriculum.teachable.memory,
+        curriculum.teachable.settings,
+        {label: task.rule for task in curriculum.tasks for label in task.labels},
+        [task.frozen for task in curriculum.tasks],
+    )
+    for examples, taught in zip(lessons, done, strict=False):
+        state.add(examples)
+        state.note(taught)
+    found, fitted = list(done), None
+    for number, examples in enumerate(lessons[len(done) :]):
+        progress(number / (len(lessons) - len(done)))
+        taught, fitted = _learn_lesson(state, examples)
+        found.append(taught)
+    if fitted is None:
+        fitted = PooledClassifier.fit(state.statistics, state.settings)
+    return Knowledge(curriculum, tuple(found), fitted, state.statistics, state.settings)
+
+
+@dataclass
+class _State:
+    """What the next lesson starts from."""
+
+    statistics: Statistics
+    memory: ChoiceMemory
+    settings: PooledSettings
+    rules: dict[str, TaskRule]
+    """By label, in the order of the columns."""
+    earlier: list[EarlierTask]
+    """What stays of every task."""
+
+    def columns(self, examples: Examples) -> dict[str, int]:
+        """The column of each label, where new labels follow the known ones."""
+        known = list(self.rules)
+        new = [label for label in examples.images if label not in self.rules]
+        place = {label: column for column, label in enumerate([*known, *new])}
+        return {label: place[label] for label in examples.images}
+
+    def add(self, examples: Examples) -> None:
+        """Add examples to the statistics."""
+        rows, ids = _rows(examples, self.columns(examples), self.statistics.projection.dim)
+        self.statistics.add(rows, ids)
+
+    def note(self, taught: Taught) -> None:
+        """What the lesson has changed beside the statistics."""
+        self.memory, self.settings = taught.lesson.memory, taught.lesson.settings
+        if taught.task is not None:
+            self.earlier.append(taught.task.frozen)
+            self.rules |= dict.fromkeys(taught.task.labels, taught.task.rule)
+
+
+def _learn_lesson(state: _State, examples: Examples) -> tuple[Taught, PooledClassifier]:
+    """What a lesson becomes, and the classifier of all classes after it."""
+    columns, dim = state.columns(examples), state.statistics.projection.dim
+    known = {label: column for label, column in columns.items() if label in state.rules}
+    new = {label: column for label, column in columns.items() if label not in state.rules}
+    task: Task | None = None
+    if known:
+        state.statistics.add(*_rows(examples, known, dim))
+    if new:
+        rows, ids = _rows(examples, new, dim)
+        learned = learn_task(state.statistics, state.memory, rows, ids, examples.seed, state.earlier)
+        state.statistics, state.memory = learned.statistics, learned.memory
+        fitted = learned.classifier
+        state.settings = fitted.settings
+        task = Task(tuple(new), learned.detector, learned.rule)
+    else:
+        fitted = PooledClassifier.fit(state.statistics, state.settings)
+    extension = _extend(state, examples, known) if known else None
+    lesson = _lesson(examples, state.memory, state.settings)
+    taught = Taught(lesson, task, tuple(known), extension)
+    state.note(taught)
+    return taught, fitted
+
+
+def _extend(state: _State, examples: Examples, known: dict[str, int]) -> Extension:
+    """The detectors of further examples, whose left-out distances get the median and the spread of the task's own."""
+    rows, ids = _rows(examples, known, state.statistics.projection.dim)
+    distances = left_out_distances(state.statistics, state.settings, rows, ids, examples.seed)
+    scale, shift = [], []
+    for label, column in known.items():
+        own, rule = distances[ids == column], state.rules[label]
+        spread = OwnScores.rank(own).tail if len(own) >= ENOUGH_SCORES else rule.tail
+        scale.append(rule.tail / spread)
+        shift.append(rule.center - rule.tail / spread * float(np.median(own)))
+    solution = Solution.of(state.statistics, state.settings)
+    detector = Detector.of(solution, state.settings.unknown, np.array(list(known.values())))
+    return Extension(detector, np.array(scale), np.array(shift))
+
+
+def left_out_distances(
+    statistics: Statistics, settings: PooledSettings, rows: Vectors, ids: NDArray[np.int64], seed: int
+) -> NDArray[np.float64]:
+    """The distance [n] of each example from its own class by statistics without the example's fold.
+
+    An example that is alone in its class is not left out.
+    """
+    found = summed_distances(Solution.of(statistics, settings), settings, rows)[np.arange(len(ids)), ids]
+    order = np.random.default_rng(seed).permutation(len(ids))
+    for number in range(FOLDS):
+        out = order[number::FOLDS]
+        left = statistics.counts - np.bincount(ids[out], minlength=len(statistics.counts))
+        out = out[left[ids[out]] > 0]
+        if len(out):
+            rest = statistics.copy()
+            rest.remove(rows[out], ids[out])
+            distances = summed_distances(Solution.of(rest, settings), settings, rows[out])
+            found[out] = distances[np.arange(len(out)), ids[out]]
+    return found
+
+
+def summed_distances(solution: Solution, settings: PooledSettings, encoded: Vectors) -> NDArray[np.float64]:
+    """The sum of standardised distances of vectors [n, dim], [n, classes]."""
+    exact = encoded.astype(np.float64)
+    distances = {name: solution.distances(name, exact) for name in settings.unknown_names}
+    return np.asarray(summed(distances, settings.unknown), np.float64)
+
+
+def _rows(examples: Examples, columns: dict[str, int], dim: int) -> tuple[Vectors, NDArray[np.int64]]:
+    rows = [examples.vectors[label] for label in columns]
+    ids = np.repeat(np.array(list(columns.values()), np.int64), [len(each) for each in rows])
+    return joined(rows, dim), ids
+
+
+def _lesson(examples: Examples, memory: ChoiceMemory, settings: PooledSettings) -> TaughtLesson:
+    labels = tuple(examples.images)
+    return TaughtLesson(
+        labels,
+        np.repeat(np.arange(len(labels)), list(examples.images.values())),
+        np.concatenate(list(examples.vectors.values())),
+        tuple(name for label in labels for name in examples.digests[label]),
+        memory,
+        settings,
+    )

@@ -1,0 +1,227 @@
+"""Learning what people have labelled: the lessons of the served bundle become what the labels in the store say.
+
+An example in the store counts as it is labelled there now. Examples of earlier lessons that the store no longer has
+stay as they were taught.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.bundle.errors import ImageError
+from serving.bundle.model import BundleModel
+from serving.bundle.old_classes import MAX_LOSS, ClassLoss
+from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
+from serving.inference.loaded import TRUNK_KEY
+from serving.quarantine.records import Example, Item, StoreError
+from serving.teaching.curriculum import Curriculum, Examples
+from serving.teaching.errors import TeachError
+from serving.teaching.jobs import JobRecord
+from serving.teaching.learning import Knowledge, learn
+from serving.teaching.trial import Trial, try_out
+from serving.teaching.writing import compose, put_beside, remove_unfinished
+
+if TYPE_CHECKING:
+    from serving.quarantine.store import Store
+
+BATCH = 16
+MOST_WAITING = 2000
+"""Unlabelled images at most that a candidate is tried on, the latest ones."""
+
+Progress = Callable[[float], None]
+
+
+class Shows(Protocol):
+    """Something that shows how far a job is."""
+
+    def part(self, step: str, start: float, end: float) -> Progress: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a learn job was asked for, beside learning what is labelled."""
+
+    forget: tuple[str, ...] = ()
+    rename: dict[str, str] = field(default_factory=dict)
+    merge: dict[str, str] = field(default_factory=dict)
+    examples: bool = True
+    """Whether labelled examples are learned; a change of a class alone leaves them waiting."""
+    only: tuple[str, ...] | None = None
+    """Only examples of these classes are learned, and none is taken out."""
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Wanted:
+        return cls(
+            tuple(request.get("forget", ())),
+            dict(request.get("rename", {})),
+            dict(request.get("merge", {})),
+            bool(request.get("examples", True)),
+            None if request.get("only") is None else tuple(request["only"]),
+        )
+
+
+def learn_labels(
+    job: JobRecord, store: Store, model: BundleModel, shelf: Path, display: Shows
+) -> tuple[dict[str, Any], str]:
+    """The result of a learn job, and the version of the candidate, which is on the shelf then."""
+    seconds: dict[str, float] = {}
+    clock = time.monotonic
+
+    started = clock()
+    remove_unfinished(shelf)
+    before = Curriculum.of(model.bundle)
+    wanted = Wanted.of(job.request)
+    after = changed(before, wanted)
+    if wanted.examples:
+        progress = display.part("reading examples", 0.05, 0.3)
+        after = with_labels(after, store, model, wanted.only, job.who, progress)
+    if (after.labels, after.examples()) == (before.labels, before.examples()):
+        raise TeachError("nothing to learn: the model knows all examples as they are labelled; allowed: new ones")
+    seconds["examples"], started = clock() - started, clock()
+    served = learn(before)
+    names = sorted(set(after.labels) - set(before.labels))
+    what = f"learning {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else "learning"
+    knowledge = learn(after, display.part(what, 0.3, 0.55))
+    seconds["learning"], started = clock() - started, clock()
+    waiting = waiting_vectors(store, model)
+    rules = model.bundle.rule, knowledge.rule(model.bundle.rule)
+    trial = try_out(served, knowledge, rules, waiting, display.part("comparing with the served model", 0.55, 0.9))
+    seconds["comparison"], started = clock() - started, clock()
+    display.part("writing the bundle", 0.9, 1.0)
+    place = put_beside(compose(model, knowledge), model.bundle, shelf)
+    seconds["writing"] = clock() - started
+    deleted = sorted({*wanted.forget, *before.labels} - {*after.labels, *wanted.rename, *wanted.merge})
+    return summary(wanted, deleted, knowledge, trial, seconds), place.name
+
+
+def changed(curriculum: Curriculum, wanted: Wanted) -> Curriculum:
+    """With classes forgotten, renamed and merged."""
+    for label in wanted.forget:
+        curriculum = curriculum.forgot(label)
+    for label, new in wanted.rename.items():
+        curriculum = curriculum.renamed(label, new)
+    for label, into in wanted.merge.items():
+        curriculum = curriculum.merged(label, into)
+    return curriculum
+
+
+def with_labels(
+    curriculum: Curriculum, store: Store, model: BundleModel, only: Sequence[str] | None, who: str, progress: Progress
+) -> Curriculum:
+    """With one more lesson of what is labelled and not learned, and without what was withdrawn or relabelled since."""
+    labelled = {each.digest: each for each in store.examples() if each.label is not None}
+    taught = curriculum.examples()
+    if only is not None:
+        labelled = {digest: each for digest, each in labelled.items() if each.label in only}
+    elif gone := withdrawn(taught, labelled, store):
+        curriculum = curriculum.without_examples(frozenset(gone))
+        taught = curriculum.examples()
+    fresh = [each for digest, each in labelled.items() if digest not in taught]
+    if not fresh:
+        return curriculum
+    vectors = encoded_items(store, model, [each.id for each in fresh], progress)
+    given: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
+    for each in fresh:
+        if each.id in vectors:
+            given.setdefault(str(each.label), []).append((each.digest, vectors[each.id]))
+    if not given:
+        raise TeachError(f"none of {len(fresh)} examples can be read; allowed: images that are there and undamaged")
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    people = sorted({each.labelled_by for each in fresh if each.labelled_by}) or [who]
+    return curriculum.taught(Examples.of(given, ", ".join(people)[:200], at))
+
+
+def withdrawn(taught: Mapping[str, str], labelled: Mapping[str, Example], store: Store) -> list[str]:
+    """Digests that were taught as something else than what the store says now."""
+    missing = [digest for digest in taught if digest not in labelled]
+    present = {each.digest for each in store.with_digests(missing) if each.state != "learned"}
+    relabelled = [digest for digest, label in taught.items() if digest in labelled and labelled[digest].label != label]
+    return [*present, *relabelled]
+
+
+def encoded_items(
+    store: Store, model: BundleModel, ids: Sequence[int], progress: Progress = lambda share: None
+) -> dict[int, NDArray[np.float32]]:
+    """The vector of each item: as it was stored if this trunk made it, else by encoding the image again."""
+    trunk = model.manifest.trunk
+    assert trunk is not None
+    found: dict[int, NDArray[np.float32]] = {}
+    again: list[Item] = []
+    for item in store.items(ids=ids):
+        if item.damage is not None:
+            continue
+        if item.answer.get(TRUNK_KEY) == trunk.sha256 and item.features.shape == (trunk.dim,):
+            found[item.id] = item.features
+        else:
+            again.append(item)
+    for start in range(0, len(again), BATCH):
+        progress(start / len(again))
+        pixels = {item.id: _pixels(store, item, model) for item in again[start : start + BATCH]}
+        readable = {item_id: one for item_id, one in pixels.items() if one is not None}
+        if readable:
+            found |= dict(zip(readable, model.encode(np.stack(list(readable.values()))), strict=True))
+    return found
+
+
+def _pixels(store: Store, item: Item, model: BundleModel) -> NDArray[np.uint8] | None:
+    try:
+        return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
+    except (ImageError, StoreError):
+        return None
+
+
+def waiting_vectors(store: Store, model: BundleModel) -> NDArray[np.float32]:
+    """The vectors of unlabelled images that this trunk has encoded, the latest ones."""
+    trunk = model.manifest.trunk
+    assert trunk is not None
+    found = [
+        item.features
+        for item in store.items(state="new", latest=MOST_WAITING)
+        if item.damage is None and item.answer.get(TRUNK_KEY) == trunk.sha256 and item.features.shape == (trunk.dim,)
+    ]
+    return np.stack(found) if found else np.empty((0, trunk.dim), np.float32)
+
+
+def summary(
+    wanted: Wanted, deleted: Sequence[str], knowledge: Knowledge, trial: Trial, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The result of a job as it is stored."""
+    measured = [each for each in trial.classes if each.of]
+    images = sum(each.of for each in measured)
+    old_images = sum(each.images for each in trial.old.measured)
+    return {
+        "classes": [asdict(each) for each in trial.classes],
+        "accuracy_before": sum(each.right_before for each in measured) / images if images else None,
+        "accuracy_after": sum(each.right_after for each in measured) / images if images else None,
+        "deleted": list(deleted),
+        "renamed": wanted.rename,
+        "merged": wanted.merge,
+        "old_classes": {
+            "images": old_images,
+            "before": sum(each.before for each in trial.old.measured) / old_images if old_images else None,
+            "after": sum(each.after for each in trial.old.measured) / old_images if old_images else None,
+            "worse": [_loss(each) for each in trial.old.measured if each.label in trial.worse],
+            "changed": [_loss(each) for each in trial.old.measured if each.before != each.after],
+            "missing": list(trial.old.missing),
+        },
+        "gate": not trial.worse,
+        "max_loss": MAX_LOSS,
+        "waiting_unknown": trial.waiting,
+        "waiting_known": sum(trial.waiting_known.values()),
+        "waiting_by_class": trial.waiting_known,
+        "rejects_unknown": trial.rejects_unknown,
+        "labels": list(knowledge.labels),
+        "seconds": {step: round(value, 3) for step, value in seconds.items()},
+    }
+
+
+def _loss(each: ClassLoss) -> dict[str, Any]:
+    return {**asdict(each), "taken_for": [list(pair) for pair in each.taken_for]}

@@ -1,0 +1,369 @@
+"""A worker's part in teaching: starts jobs in processes of their own, publishes what they made, and goes back.
+
+Whatever may be killed at any time is safe: labels and jobs are rows of the store, a bundle is complete on the shelf
+before it has a name, and the shelf's link changes in one step. What was published and not yet noted is noted later
+(`reconcile`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from serving import errors
+from serving.bundle.errors import BundleError
+from serving.bundle.layout import MANIFEST, STATISTICS
+from serving.bundle.lessons import taught_examples
+from serving.bundle.manifest import Manifest, load_bundle
+from serving.bundle.shelf import Shelf
+from serving.host.cpus import available_cpus
+from serving.quarantine.examples import PublishedLabels
+from serving.quarantine.records import Example, StoreError
+from serving.settings import HOME, Settings
+from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.teaching.jobs import SHOWN_EVERY, JobBusyError, JobKind, JobRecord, Jobs
+from serving.teaching.jobs import WrongStateError as WrongState
+from serving.teaching.lesson_job import Wanted, withdrawn
+from serving.telemetry import log
+
+if TYPE_CHECKING:
+    from serving.quarantine.store import Store
+
+SWAP_SECONDS = 120.0
+KEPT_VERSIONS = 50
+"""Versions that were taught and are kept on the shelf, beside the current and the previous one."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class PublishedVersion(NamedTuple):
+    """All workers of this server serve this version now."""
+
+    version: str
+    before: str
+    changed: bool
+    workers: int
+
+
+class Pending(NamedTuple):
+    """What a lesson would change."""
+
+    waiting: tuple[Example, ...]
+    """Examples that it would add."""
+    removed: tuple[str, ...]
+    """Digests of examples that it would take out."""
+    taught: dict[str, str]
+    """digest -> label of what the served bundle was taught."""
+
+
+class Teacher:
+    """One per worker; all methods may be called from any thread. They raise RequestErrors and StoreErrors."""
+
+    def __init__(self, settings: Settings, store: Store, swaps: SwapLeader) -> None:
+        self._settings, self.store, self._swaps = settings, store, swaps
+        self._shelf = None if settings.bundles is None else Shelf(settings.bundles)
+        self._taught: tuple[str, dict[str, str]] | None = None
+        self._manifests: dict[str, Manifest] = {}
+        self._children: set[subprocess.Popen[bytes]] = set()
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        return Jobs(self.store.database)
+
+    def problem(self) -> str | None:
+        """Why this server cannot be taught; None if it can."""
+        if self._shelf is None:
+            return "no shelf for new versions: OPENWORLD_BUNDLES is not set"
+        if not self._shelf.writable:
+            return f"the shelf {self._shelf.folder} is read-only here"
+        try:
+            manifest = self.current()
+        except BundleError as error:
+            return str(error)
+        if manifest.trunk is None:
+            return "the bundle has no trunk: only bundles of photos can be taught"
+        if STATISTICS not in manifest.files:
+            return f"the bundle has no {STATISTICS}: export its run again"
+        return None
+
+    def current(self) -> Manifest:
+        """The manifest of the shelf's current bundle, which the next lesson continues."""
+        return self._manifest(self._current_name())
+
+    def pending(self) -> Pending:
+        """The difference between the labels in the store and the lessons of the current bundle."""
+        taught = self._taught_by_current()
+        labelled = {each.digest: each for each in self.store.examples()}
+        removed = withdrawn(taught, labelled, self.store)
+        out = set(removed)
+        waiting = tuple(each for digest, each in labelled.items() if digest not in taught or digest in out)
+        return Pending(waiting, tuple(removed), taught)
+
+    def learn(self, who: str, wanted: Wanted, *, accept: bool = False, force: bool = False) -> JobRecord:
+        """Start a job that learns what is labelled, or changes classes."""
+        self._check_on()
+        if not (wanted.forget or wanted.rename or wanted.merge):
+            pending = self.pending()
+            if not pending.waiting and not pending.removed:
+                raise errors.NothingToLearnError(
+                    "nothing to learn", got="no example that waits", allowed="to label images first"
+                )
+        return self.start("learn", who, {**asdict(wanted), "accept": accept, "force": force})
+
+    def group(self, who: str) -> JobRecord:
+        """Start a job that groups the unlabelled images."""
+        self._check_on()
+        return self.start("group", who, {})
+
+    def accept(self, job_id: int, who: str, *, force: bool = False) -> PublishedVersion:
+        """Publish what a job has made; all workers serve it when this returns."""
+        self._check_on()
+        self.reconcile()
+        job = self.jobs.get(job_id)
+        if job.state != "done" or job.candidate is None:
+            got = f"job {job_id} is {job.state}{self._since(job)}"
+            raise errors.JobStateError("the job cannot be accepted", got=got, allowed="a job that has learned")
+        if not (force or (job.result or {}).get("gate", False)):
+            worse = [f"{each['label']!r}" for each in (job.result or {}).get("old_classes", {}).get("worse", ())]
+            raise errors.GateError(
+                "earlier classes would lose too much", got=", ".join(worse), allowed="force, or other examples"
+            )
+        self._check_base(job)
+        published = self._publish(job.candidate, job.base)
+        self._note(job, who)
+        self._prune()
+        return published
+
+    def discard(self, job_id: int, who: str) -> JobRecord:
+        """Leave everything as it is; the candidate is removed."""
+        self.reconcile()
+        try:
+            job = self.jobs.discard(job_id, who)
+        except WrongState as error:
+            raise errors.JobStateError("nothing to discard", got=str(error), allowed="a job that is done") from None
+        self._remove_candidate(job)
+        return job
+
+    def roll_back(self, version: str, who: str) -> PublishedVersion:
+        """Serve a version of the shelf again."""
+        self._check_shelf()
+        known = {manifest.version: name for name, manifest in self.versions()}
+        if version not in known:
+            got = f"no version {version}"
+            raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
+        before = self._current_name()
+        published = self._publish(known[version], before)
+        self.store.settle(self._manifest(known[version]).labels, version, who, f"instead of {before}")
+        return published
+
+    def versions(self) -> list[tuple[str, Manifest]]:
+        """Folder names and manifests of the shelf, the newest first, without candidates that nobody has accepted."""
+        shelf = self._need_shelf()
+        current = self._current_name()
+        candidates = {job.candidate: job for job in self.jobs.not_accepted() if job.candidate != current}
+        found = []
+        for folder in shelf.folder.iterdir():
+            if folder.is_symlink() or not (folder / MANIFEST).is_file():
+                continue
+            if folder.name in candidates and _made_by(candidates[folder.name], folder):
+                continue
+            with contextlib.suppress(BundleError):
+                found.append((folder.name, self._manifest(folder.name)))
+        return sorted(found, key=lambda each: (each[1].created, each[0] == current), reverse=True)
+
+    def links(self) -> tuple[str, str | None]:
+        """The folders of the current and the previous bundle."""
+        previous = self._need_shelf().previous()
+        return self._current_name(), None if previous is None else previous.name
+
+    def reconcile(self) -> None:
+        """Note what was published by a process that was killed before it could do so."""
+        for job in self.jobs.waiting():
+            if job.candidate is not None and job.candidate == self._current_name():
+                self._note(job, job.who)
+
+    def close(self) -> None:
+        """Jobs go on without this worker."""
+        self._children.clear()
+
+    def start(self, kind: JobKind, who: str, request: dict[str, Any]) -> JobRecord:
+        """Start a job in a process of its own."""
+        self.reconcile()
+        waiting = self.jobs.waiting() if kind != "group" else []
+        try:
+            job = self.jobs.start(kind, who, self._current_name(), request)
+        except JobBusyError as error:
+            raise errors.TeachBusyError("another job is running", got=str(error), allowed="one at a time") from None
+        for discarded in waiting:
+            self._remove_candidate(discarded)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "serving.teaching.work", str(job.id)],
+                env=_environment(self._settings),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.jobs.fail(job.id, f"no process could be started: {error}")
+            raise
+        self._children.add(child)
+        threading.Thread(target=self._watch, args=(job, child), name="teaching", daemon=True).start()
+        return job
+
+    def _watch(self, job: JobRecord, child: subprocess.Popen[bytes]) -> None:
+        """Wait for a job's process, and publish what it made if that was asked for."""
+        while (code := _ended(child)) is None:
+            # On a busy machine it may take long until the process can show by itself that it lives.
+            with contextlib.suppress(StoreError):
+                self.jobs.keep_alive(job.id)
+        self._children.discard(child)
+        try:
+            if code != 0:
+                self.jobs.fail(job.id, f"its process ended with code {code}; the log of the server says more")
+                return
+            if job.request.get("accept") and self.jobs.get(job.id).state == "done":
+                self.accept(job.id, job.who, force=bool(job.request.get("force")))
+        except (errors.RequestError, StoreError) as error:
+            log.warning("job %d was not accepted: %s", job.id, error)
+        except Exception:
+            log.exception("job %d could not be followed", job.id)
+
+    def _publish(self, name: str, before: str) -> PublishedVersion:
+        swap: Future[SwapOutcome] = self._swaps.publish(name, before)
+        try:
+            outcome = swap.result(SWAP_SECONDS)
+        except TimeoutError:
+            got = f"a swap of more than {SWAP_SECONDS:g} seconds"
+            raise errors.DeadlineError("the swap goes on", got=got, allowed="/admin/status shows its end") from None
+        return PublishedVersion(outcome.state.serving.version, before, outcome.changed, len(outcome.workers))
+
+    def _check_base(self, job: JobRecord) -> None:
+        current = self._current_name()
+        if current == job.base or current == job.candidate:
+            return
+        made = self.jobs.accepted().get(current)
+        changed = f"{current}, published by {made.who}: {described(made)}" if made else current
+        raise errors.TeachChangedError(
+            "another version is served by now",
+            got=f"{changed}; the job continues {job.base}",
+            allowed="to learn again, which keeps both",
+        )
+
+    def _since(self, job: JobRecord) -> str:
+        """Who began another lesson after a job that nobody had accepted, which was discarded by that."""
+        latest = self.jobs.latest()
+        if job.state != "discarded" or latest is None or latest.id == job.id:
+            return ""
+        return f", because {latest.who} began job {latest.id}, which learns all that is labelled"
+
+    def _note(self, job: JobRecord, who: str) -> None:
+        """Note in the store that a job's candidate is served: labels follow, and the job is accepted."""
+        wanted = Wanted.of(job.request)
+        manifest = self._manifest(str(job.candidate))
+        what = f"{manifest.version}: {described(job)}"
+        renamed = {**wanted.rename, **wanted.merge}
+        self.jobs.accept(job.id, who, PublishedLabels(wanted.forget, renamed, manifest.labels, what))
+
+    def _prune(self) -> None:
+        """Remove the oldest taught versions beyond a number; those that people published are never removed."""
+        taught = self.jobs.accepted()
+        kept = set(self.links())
+        own = [name for name, _ in self.versions() if name in taught and name not in kept]
+        for name in own[KEPT_VERSIONS:]:
+            shutil.rmtree(self._need_shelf().folder / name, ignore_errors=True)
+
+    def _remove_candidate(self, job: JobRecord) -> None:
+        name = job.candidate
+        if name is None or name in self.links() or name in self.jobs.accepted() or name == job.base:
+            return
+        if any(other.candidate == name for other in self.jobs.waiting()):
+            return
+        folder = self._need_shelf().folder / name
+        if _made_by(job, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _taught_by_current(self) -> dict[str, str]:
+        name = self._current_name()
+        if self._taught is None or self._taught[0] != name:
+            self._taught = name, taught_examples(self._need_shelf().folder / name, len(self._manifest(name).lessons))
+        return self._taught[1]
+
+    def _manifest(self, name: str) -> Manifest:
+        """A bundle on the shelf never changes, so its manifest is read once."""
+        if name not in self._manifests:
+            if len(self._manifests) > 2 * KEPT_VERSIONS:
+                self._manifests.clear()
+            self._manifests[name] = load_bundle(self._need_shelf().folder / name).manifest
+        return self._manifests[name]
+
+    def _current_name(self) -> str:
+        current = self._need_shelf().current()
+        if current is None:
+            raise errors.TeachOffError("teaching is off", got="no link `current` on the shelf", allowed="one")
+        return current.name
+
+    def _check_on(self) -> None:
+        if (problem := self.problem()) is not None:
+            raise errors.TeachOffError("teaching is off", got=problem, allowed="a server that can be taught")
+
+    def _check_shelf(self) -> None:
+        if not self._need_shelf().writable:
+            got = f"{self._need_shelf().folder}, which is read-only here"
+            raise errors.TeachOffError("versions cannot be changed", got=got, allowed="a writable shelf")
+
+    def _need_shelf(self) -> Shelf:
+        if self._shelf is None:
+            raise errors.TeachOffError(
+                "teaching is off", got="OPENWORLD_BUNDLES not set", allowed="a shelf for new versions"
+            )
+        return self._shelf
+
+
+def _made_by(job: JobRecord, folder: Path) -> bool:
+    """Whether a version was written by a job; one that was there before is one that people published."""
+    try:
+        return folder.stat().st_ctime >= job.started_at
+    except OSError:
+        return False
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a process, if it ends soon."""
+    try:
+        return child.wait(SHOWN_EVERY)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def described(job: JobRecord) -> str:
+    """What a learn job has changed, in a few words."""
+    result = job.result or {}
+    parts = []
+    new = [each["label"] for each in result.get("classes", ()) if each["new"]]
+    more = [each["label"] for each in result.get("classes", ()) if not each["new"]]
+    for verb, labels in (("learned", new), ("changed the examples of", more), ("deleted", result.get("deleted", ()))):
+        if labels:
+            parts.append(f"{verb} {_some(labels)}")
+    for verb, names in (("renamed", result.get("renamed", {})), ("merged", result.get("merged", {}))):
+        parts += [f"{verb} {old} to {new}" for old, new in names.items()]
+    return "; ".join(parts) or job.kind
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The variables of a job's process: those of the server, and few threads, because requests go on."""
+    threads = str(min(2, available_cpus()))
+    path = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, **dict.fromkeys(THREADS, threads), "PYTHONPATH": path}
