@@ -17,6 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import REGISTRY, Collector
 
+from serving.telemetry.drift import wilson
+
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Read by prometheus_client when it is imported. BentoML sets it for its workers."""
 
@@ -44,6 +46,21 @@ LIMIT = Gauge("openworld_queue_limit", "Largest queue depth, summed over the wor
 RECENT = Gauge("openworld_recent_answers", "Answers in the workers' sliding windows", multiprocess_mode="livesum")
 RECENT_UNKNOWN = Gauge(
     "openworld_recent_unknown", "Unknown answers in the workers' sliding windows", multiprocess_mode="livesum"
+)
+DRIFT_EVIDENCE = Gauge(
+    "openworld_drift_evidence",
+    "Evidence that the images of a task, or of all, have changed; a worker raises an alarm at 1",
+    ["task"],
+    multiprocess_mode="livesum",
+)
+DRIFT_ALARMS = Counter(
+    "openworld_drift_alarms", "Changes of the images that were noticed, by task or for all", ["task"]
+)
+DRIFT_SINCE = Gauge(
+    "openworld_drift_since_seconds",
+    "When the last change that was noticed began, in seconds since 1970",
+    ["task"],
+    multiprocess_mode="livemostrecent",
 )
 SWAPS = Counter("openworld_swaps", "Bundles offered to all workers while they served, by outcome", ["outcome"])
 MODEL = Gauge(
@@ -76,6 +93,14 @@ class SlidingWindow:
         self._unknown: deque[bool] = deque(maxlen=size)
         self._count = 0
 
+    @property
+    def answers(self) -> int:
+        return len(self._unknown)
+
+    @property
+    def unknown(self) -> int:
+        return self._count
+
     def add(self, unknown: bool) -> None:
         answers, before = len(self._unknown), self._count
         if answers == self._unknown.maxlen:
@@ -103,10 +128,18 @@ class _AllWorkers(Collector):
                 # A series cannot be removed from the workers' files; models that are no longer served have the value 0.
                 family.samples = [sample for sample in family.samples if sample.value]
             yield family
-        ratio = GaugeMetricFamily("openworld_unknown_ratio", "Share of unknown answers in the workers' sliding windows")
+        share = "Share of unknown answers in the workers' sliding windows"
+        ratio = GaugeMetricFamily("openworld_unknown_ratio", share)
+        low, high = (
+            GaugeMetricFamily(f"openworld_unknown_ratio_{end}", f"{share}: {end} end of its 95 % confidence interval")
+            for end in ("low", "high")
+        )
         if answers := total.get("openworld_recent_answers"):
-            ratio.add_metric([], total["openworld_recent_unknown"] / answers)
-        yield ratio
+            unknown = total["openworld_recent_unknown"]
+            ratio.add_metric([], unknown / answers)
+            for family, end in zip((low, high), wilson(int(unknown), int(answers)), strict=True):
+                family.add_metric([], end)
+        yield from (ratio, low, high)
 
 
 def exposition() -> bytes:
@@ -125,11 +158,12 @@ def forget_dead_workers() -> None:
         for file in Path(folder).glob("gauge_live*.db"):
             # Another worker may be doing the same, and other files may have such names.
             with contextlib.suppress(FileNotFoundError, ValueError):
-                if not _alive(pid := int(file.stem.rpartition("_")[2])):
+                if not alive(pid := int(file.stem.rpartition("_")[2])):
                     mark_process_dead(pid, folder)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except OSError as error:

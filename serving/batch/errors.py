@@ -1,0 +1,7 @@
+"""Why a batch cannot run."""
+
+from __future__ import annotations
+
+
+class BatchError(Exception):
+    """The message says what was given and what is allowed."""

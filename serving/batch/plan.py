@@ -1,0 +1,145 @@
+"""The plan of a batch, and the folder in which its work is kept until it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.batch.errors import BatchError
+from serving.bundle.atomic import locked, replace_file, replacing
+
+FORMAT = 1
+"""The version of plan, list and chunks."""
+PLAN, ITEMS, COMPLETE = "plan.json", "images.jsonl", "complete.json"
+CHUNK = 512
+"""Images that are answered, stored and possibly lost together."""
+
+
+SourceKind = Literal["files", "rows"]
+"""Image files, or rows of Parquet files."""
+
+
+class BatchOptions(BaseModel):
+    """What was asked for. A run is only continued with the same options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(description="a folder or a Parquet file; absolute, or a URL")
+    version: str = Field(description="the version of the bundle")
+    column: str = Field(description="the column of a Parquet file that has the images")
+    keep: tuple[str, ...] = Field(description="columns of a Parquet file that are copied")
+    task: int | None
+    alpha: float
+    top: int = Field(description="classes to list for each image; 0: none")
+
+
+class BatchPlan(BaseModel):
+    """The options, and what was decided when the run began."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    options: BatchOptions
+    kind: SourceKind
+    bundle: str
+    provider: str
+    precision: str = Field(description="fixed, because processes that measure for themselves may choose differently")
+    batch: int = Field(ge=1, description="images in one run of the graph")
+    chunk: int = Field(ge=1)
+    images: int = Field(ge=0)
+
+
+class WorkFolder:
+    """Plan, list of images and finished chunks of a run, beside its output file."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out.with_name(f"{out.name}.unfinished")
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only process that works for this output file."""
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            allowed = "an output file in a folder that exists and can be written"
+            raise BatchError(f"{self.path}: cannot be made: got {error.strerror}; allowed: {allowed}") from error
+        with locked(self.path) as held:
+            if not held:
+                raise BatchError(f"{self.path}: another process writes this file; allowed: one at a time")
+            try:
+                yield
+            finally:
+                if not self.begun:
+                    shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def begun(self) -> bool:
+        return (self.path / PLAN).is_file()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output file is complete, and the process was killed while it cleaned up."""
+        return (self.path / COMPLETE).is_file()
+
+    def plan(self) -> BatchPlan:
+        """The plan of the run that began here."""
+        try:
+            return BatchPlan.model_validate_json((self.path / PLAN).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise BatchError(f"{self.path / PLAN}: cannot be continued; --overwrite begins again") from error
+
+    def begin(self, items: Iterable[Any]) -> int:
+        """Store the list of what is to be answered, as one JSON value per line; returns its length."""
+        count = 0
+        with replacing(self.path / ITEMS, durable=False) as temporary, temporary.open("w", encoding="ascii") as file:
+            for item in items:
+                file.write(json.dumps(item) + "\n")
+                count += 1
+        return count
+
+    def store_plan(self, plan: BatchPlan) -> None:
+        """From here on the run can be continued."""
+        replace_file(self.path / PLAN, plan.model_dump_json(indent=1).encode(), durable=False)
+
+    def items(self) -> Iterator[Any]:
+        with (self.path / ITEMS).open(encoding="ascii") as file:
+            yield from map(json.loads, file)
+
+    def store(self, number: int, answers: pa.Table) -> None:
+        """Store the answers of a chunk, completely or not at all."""
+        # Two processes may store the same chunk, if one of them has lost its parent. Their answers are equal.
+        with (
+            replacing(self._chunk(number), durable=False, shared=True) as temporary,
+            pa.OSFile(str(temporary), "wb") as sink,
+            pa.ipc.new_file(sink, answers.schema) as writer,
+        ):
+            writer.write_table(answers)
+
+    def answers(self, number: int) -> pa.Table | None:
+        """The stored answers of a chunk; None if there are none, or the file is damaged."""
+        try:
+            with pa.OSFile(str(self._chunk(number))) as file, pa.ipc.open_file(file) as reader:
+                return reader.read_all()
+        except (OSError, pa.ArrowInvalid):
+            return None
+
+    def clear(self) -> None:
+        """Forget the run; the plan first, because without it nothing is continued."""
+        (self.path / PLAN).unlink(missing_ok=True)
+        for file in self.path.iterdir():
+            file.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """The output file is complete: the folder is removed when it is left."""
+        os.replace(self.path / PLAN, self.path / COMPLETE)
+
+    def _chunk(self, number: int) -> Path:
+        return self.path / f"{number:08}.arrow"
