@@ -7,7 +7,8 @@
         answer = await client.predict("photo.jpg")
 
 Both share all code except sending and waiting. A request that does not reach the server, or that the server is too busy
-to answer, is sent again. That is safe because no request of this client changes anything on the server.
+to answer, is sent again. That is safe because predictions change nothing on the server. `teaching` has the requests
+that do (`serving/teaching/client.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,22 @@ from PIL import Image, ImageOps
 from pydantic import BaseModel, ValidationError
 
 from serving.errors import BY_CODE
-from serving.http.schemas import SCHEMA, Answer, Answers, ErrorAnswer, ErrorDetail, ModelDescription
+from serving.http.schemas import (
+    SCHEMA,
+    Answer,
+    Answers,
+    DriftReport,
+    ErrorAnswer,
+    ErrorDetail,
+    Explain,
+    ModelDescription,
+)
+from serving.teaching.client import AsyncTeaching, Call, Teaching
 
 Picture = bytes | str | os.PathLike[str] | Image.Image
 """The bytes of an image file, its path, or an image in memory."""
 
-TRY_AGAIN = frozenset((429, 503))
+ANSWERED, TRY_AGAIN = frozenset((200, 202)), frozenset((429, 503))
 UNREACHABLE, UNREADABLE = "unreachable", "unreadable_answer"
 """Error codes of the client itself: the server did not respond, or its response cannot be parsed."""
 
@@ -90,11 +101,13 @@ class Retries:
 
 
 class PredictOptions(TypedDict, total=False):
-    """The optional parameters of a prediction; the first three are those of the API."""
+    """The optional parameters of a prediction; all but the last are those of the API."""
 
     task: int | None
     alpha: float | None
     top: int | None
+    explain: Explain | None
+    store: bool | None
     request_id: str | None
 
 
@@ -119,6 +132,14 @@ class _BaseClient:
         body = {"files": [("image", (f"{place}", image)) for place, image in enumerate(images)]}
         return self._post("/predict_many", body, **options)
 
+    def _call(self, call: Call[Any], token: str, user: str) -> httpx.Request:
+        headers = {**_identity(None), "authorization": f"Bearer {token}", "x-openworld-user": user}
+        if call.content_type is not None:
+            headers["content-type"] = call.content_type
+        return self._http.build_request(
+            call.method, call.path, params=call.params, json=call.json, content=call.content, headers=headers
+        )
+
     def _get(self, path: str) -> httpx.Request:
         return self._http.build_request("GET", path, headers=_identity(None))
 
@@ -130,10 +151,12 @@ class _BaseClient:
         task: int | None = None,
         alpha: float | None = None,
         top: int | None = None,
+        explain: Explain | None = None,
+        store: bool | None = None,
         request_id: str | None = None,
     ) -> httpx.Request:
         headers = {**body.pop("headers", {}), **_identity(request_id)}
-        parameters = {"task": task, "alpha": alpha, "top": top}
+        parameters = {"task": task, "alpha": alpha, "top": top, "explain": explain, "store": store}
         given = {name: value for name, value in parameters.items() if value is not None}
         return self._http.build_request("POST", path, params=given, headers=headers, **body)
 
@@ -156,6 +179,19 @@ class Client(_BaseClient):
     def model(self) -> ModelDescription:
         """The model that is served."""
         return self._result(self._get("/model"), _parse_model)
+
+    def drift(self) -> DriftReport:
+        """Whether the images that are answered are still like those before."""
+        return self._result(self._get("/drift"), _parse_drift)
+
+    def teaching(self, admin_token: str, user: str = "admin") -> Teaching:
+        """The requests of somebody who teaches the server, under a name that its log shows."""
+
+        def send(call: Call[Any]) -> Any:
+            request, parse = self._call(call, admin_token, user), partial(_parse, call.result)
+            return self._result(request, parse) if call.again else parse(_received(request, self._send(request)))
+
+        return Teaching(send, _file)
 
     def ready(self) -> bool:
         """Whether the server would answer now."""
@@ -204,6 +240,21 @@ class AsyncClient(_BaseClient):
     async def model(self) -> ModelDescription:
         """The model that is served."""
         return await self._result(self._get("/model"), _parse_model)
+
+    async def drift(self) -> DriftReport:
+        """Whether the images that are answered are still like those before."""
+        return await self._result(self._get("/drift"), _parse_drift)
+
+    def teaching(self, admin_token: str, user: str = "admin") -> AsyncTeaching:
+        """The requests of somebody who teaches the server, under a name that its log shows."""
+
+        async def send(call: Call[Any]) -> Any:
+            request, parse = self._call(call, admin_token, user), partial(_parse, call.result)
+            if call.again:
+                return await self._result(request, parse)
+            return parse(_received(request, await self._send(request)))
+
+        return AsyncTeaching(send, _file_in_thread)
 
     async def ready(self) -> bool:
         """Whether the server would answer now."""
@@ -279,7 +330,7 @@ async def _file_in_thread(image: Picture) -> bytes:
 
 
 def _parse(model: type[Body], response: httpx.Response) -> Body:
-    if response.status_code != 200:
+    if response.status_code not in ANSWERED:
         raise _refusal(response)
     try:
         # A newer server with the same schema may send further fields.
@@ -289,6 +340,7 @@ def _parse(model: type[Body], response: httpx.Response) -> Body:
 
 
 _parse_answer, _parse_model = partial(_parse, Answer), partial(_parse, ModelDescription)
+_parse_drift = partial(_parse, DriftReport)
 
 
 def _parse_answers(response: httpx.Response) -> list[Answer | ServiceError]:

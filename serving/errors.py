@@ -103,6 +103,34 @@ class AlreadyLearnedError(RequestError, status=409, code="already_learned"):
     """a model has learned the label, so it cannot be changed"""
 
 
+class TeachOffError(RequestError, status=409, code="teach_off"):
+    """this server cannot be taught"""
+
+
+class TeachBusyError(RequestError, status=409, code="teach_busy"):
+    """another job is running"""
+
+
+class TeachChangedError(RequestError, status=409, code="teach_changed"):
+    """another version is served by now"""
+
+
+class NothingToLearnError(RequestError, status=409, code="nothing_to_learn"):
+    """the model knows everything that is labelled"""
+
+
+class GateError(RequestError, status=409, code="gate_objects"):
+    """earlier classes would lose too much"""
+
+
+class JobStateError(RequestError, status=409, code="bad_state"):
+    """the job is not in the state for this"""
+
+
+class ClassExistsError(RequestError, status=409, code="class_exists"):
+    """there is such a class"""
+
+
 class TooManyBytesError(RequestError, status=413, code="too_many_bytes"):
     """too many bytes"""
 

@@ -1,14 +1,18 @@
-"""The command `openworld predict`, or `python -m serving.predict`: answers image files without a server."""
+"""The command `openworld predict`, or `python -m serving.predict`: answers image files without a server.
+
+With `--out` it answers any number of images, of a folder or of Parquet files, into one file.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from serving.bundle.errors import BundleError, ProviderError
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS
 from serving.bundle.terminal import escaped
 from serving.errors import RequestError, UnreadableFileError
@@ -18,24 +22,69 @@ from serving.inference.answers import DEFAULT_TOP, PredictionOptions, answer_ima
 from serving.settings import Settings, SettingsError
 
 BAD_IMAGE, BAD_BUNDLE = 1, 2
+STOPPED = 130
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "openworld predict") -> int:
-    """Print one JSON line per image. Exit code 1: an image has an error; 2: the bundle or an option cannot be used."""
-    options = _parser(program).parse_intermixed_args(arguments)
+    """Print one JSON line per image, or write the file of `--out`.
+
+    Exit code 1: an image has an error; 2: the bundle, an option or the output file cannot be used.
+    """
+    parser = _parser(program)
+    options = parser.parse_intermixed_args(arguments)
+    _check_options(parser, options)
+    if options.out is not None:
+        return _batch(options)
     try:
         settings = Settings.from_environment()
-        model = Model.load(options.bundle, provider=settings.provider, precision=settings.precision)
+        model = BundleModel.load(options.paths[0], provider=settings.provider, precision=settings.precision)
         model.self_test()
-        wanted = PredictionOptions.for_model(model, task=options.task, alpha=options.alpha, top=options.top)
+        wanted = PredictionOptions.for_model(
+            model, task=options.task, alpha=options.alpha, top=options.top, explain=options.explain
+        )
     except (SettingsError, BundleError, ProviderError, RequestError) as error:
         print(escaped(error), file=sys.stderr)
         return BAD_BUNDLE
-    answered = [_print_answer(model, path, wanted) for path in options.images]
+    answered = [_print_answer(model, Path(path), wanted) for path in options.paths[1:]]
     return 0 if all(answered) else BAD_IMAGE
 
 
-def _print_answer(model: Model, path: Path, options: PredictionOptions) -> bool:
+def _batch(options: argparse.Namespace) -> int:
+    try:
+        from serving.batch.errors import BatchError
+        from serving.batch.run import BatchRequest, run_batch
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        print("--out needs the package pyarrow: pip install -e '.[batch]' in a checkout", file=sys.stderr)
+        return BAD_BUNDLE
+    *bundle, source = options.paths
+    try:
+        settings = Settings.from_environment()
+        request = BatchRequest(
+            bundle=Path(bundle[0]) if bundle else settings.bundle,
+            source=source,
+            out=options.out,
+            column=options.column,
+            keep=tuple(options.keep),
+            task=options.task,
+            alpha=options.alpha,
+            top=options.top,
+            workers=options.workers,
+            ray=options.ray,
+            overwrite=options.overwrite,
+        )
+        errors = run_batch(request, settings)
+    except (BatchError, SettingsError, BundleError, ProviderError, RequestError) as error:
+        print(escaped(error), file=sys.stderr)
+        return BAD_BUNDLE
+    except KeyboardInterrupt:
+        print("\nstopped; the same command continues", file=sys.stderr)
+        return STOPPED
+    return BAD_IMAGE if errors else 0
+
+
+def _print_answer(model: BundleModel, path: Path, options: PredictionOptions) -> bool:
     try:
         fields = answer_image(model, _read(path), options).model_dump(mode="json")
         answered = True
@@ -55,15 +104,69 @@ def _read(path: Path) -> bytes:
         raise UnreadableFileError("file cannot be read", got=str(error), allowed="a readable image file") from error
 
 
+_DESCRIPTION = """\
+Classify image files and print one JSON line per file. Without images, only check the bundle.
+
+With --out, classify any number of images into one file, with progress and time left on standard error:
+
+  openworld predict BUNDLE FOLDER_OR_PARQUET --out answers.parquet
+
+Without BUNDLE, OPENWORLD_BUNDLE names it. A killed run is continued by the same command. An image that cannot be
+answered is a row with an error."""
+
+
 def _parser(program: str) -> ServingParser:
-    description = "Classify image files and print one JSON line per file. Without images, only check the bundle."
-    parser = ServingParser(program, description)
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="a bundle directory")
-    parser.add_argument("images", type=Path, nargs="*", metavar="IMAGE", help="PNG, JPEG, WebP or BMP files")
+    parser = ServingParser(program, _DESCRIPTION)
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="BUNDLE IMAGE",
+        help="a bundle directory, and PNG, JPEG, WebP or BMP files; with --out, a folder or a Parquet file instead",
+    )
     parser.add_argument("--task", type=int, help="predict only among the classes of this task")
     parser.add_argument("--alpha", type=float, help="share of known images called unknown; default: the bundle's own")
-    parser.add_argument("--top", type=int, help=f"number of classes to list; default: {DEFAULT_TOP}")
+    parser.add_argument(
+        "--top", type=int, help=f"number of classes to list; default: {DEFAULT_TOP}, and with --out none"
+    )
+    parser.add_argument(
+        "--explain",
+        choices=("true", "png"),
+        help="say where in an image the evidence lies: numbers, or also a PNG image in base64; not with --out",
+    )
+    group = parser.add_argument_group("many images")
+    group.add_argument(
+        "--out", type=Path, metavar="FILE", help="write a .parquet, .csv or .jsonl file with the answers"
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace the file, and begin an unfinished run again")
+    group.add_argument(
+        "--column", default="image", metavar="NAME", help="the column of a Parquet file with the images; default: image"
+    )
+    group.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="copy this column of a Parquet file; repeatable",
+    )
+    group.add_argument("--workers", type=_count, help="processes that answer images; default: one per processor")
+    group.add_argument("--ray", action="store_true", help="answer on the Ray cluster of RAY_ADDRESS, or on a local one")
     return parser
+
+
+def _check_options(parser: ServingParser, options: argparse.Namespace) -> None:
+    if options.out is not None:
+        if options.explain:
+            parser.error("--explain is for single images: got --out")
+        if len(options.paths) > 2:
+            parser.error(f"--out takes a bundle and one folder or Parquet file: got {len(options.paths)} paths")
+    elif options.overwrite or options.keep or options.workers or options.ray or options.column != "image":
+        parser.error("--overwrite, --column, --keep, --workers and --ray are for --out: got no --out")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1")
+    return int(text)
 
 
 if __name__ == "__main__":

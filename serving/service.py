@@ -23,8 +23,9 @@ from serving.host.address import default_host, is_loopback
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import request_large_pages
 from serving.host.preflight import CANNOT_SERVE, bentoml_home, check_in_child, create_group, first_bundle
+from serving.host.supervisor import end_with
 from serving.http.schemas import Answer, Answers, error_answer
-from serving.settings import Settings, SettingsError, variable
+from serving.settings import Settings, SettingsError, WorkerSettings, variable
 from serving.telemetry import log
 from serving.telemetry.logs import configure_logging
 
@@ -64,6 +65,7 @@ class OpenWorld:
             settings = Settings.from_environment()
             configure_logging(settings.log)
             _set_environment(settings)
+            os.environ[variable("supervisor")] = str(os.getpid())
             bundle = first_bundle(settings)
             if code := check_in_child(bundle):
                 sys.exit(code)
@@ -85,6 +87,8 @@ class OpenWorld:
 
         self.engine = Engine(Settings.from_environment())
         self.engine.start()
+        if supervisor := WorkerSettings.from_environment().supervisor:
+            end_with(supervisor)
 
     @bentoml.on_shutdown
     def close(self) -> None:

@@ -14,6 +14,7 @@ from serving.bundle.providers import PROVIDER_CHOICES
 
 PREFIX = "OPENWORLD_"
 LOG_CHOICES = ("json", "text")
+TEACH_CHOICES = ("on", "off", "auto")
 SQLITE, POSTGRESQL = "sqlite", ("postgresql", "postgres", "postgresql+psycopg")
 DATABASES = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE"
 
@@ -130,6 +131,7 @@ class Settings(_Environment):
     access_log: Switch = True
     tracing: Switch = False
     window: Count = 1000
+    drift_every: Count = 10_000_000
     bundles: AbsolutePath | None = Field(default=None, description="a folder of bundles")
     admin_token: Key | None = Field(default=None, description=KEY_RULE, repr=False)
     admin_token_file: Path | None = None
@@ -146,6 +148,9 @@ class Settings(_Environment):
     quarantine_audit_share: float = Field(default=0.0, ge=0, le=1, description="a number from 0 to 1")
     quarantine_queue: Count = 256
     quarantine_durable: Switch = False
+    teach: str = _one_of(TEACH_CHOICES, "on")
+    teach_auto_images: Count = 20
+    teach_auto_classes: Count = 5
 
     @model_validator(mode="before")
     @classmethod
@@ -188,3 +193,5 @@ class WorkerSettings(_Environment):
 
     group: AbsolutePath | None = Field(default=None, description="a folder")
     """The folder through which the workers agree on a bundle; see serving.swap.agreement."""
+    supervisor: int | None = Field(default=None, description="a process id")
+    """The process that starts and replaces the workers; see serving.host.supervisor."""

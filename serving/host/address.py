@@ -16,7 +16,7 @@ class ListenError(Exception):
 
 
 def default_host(api_key: str | None) -> str:
-    """Where a server listens unless it is told: without a key, only programs on the same machine can reach it."""
+    """Where a server listens if no address is given: without a key, only programs on the same machine reach it."""
     return os.environ.get(HOST_VARIABLE) or (ALL if api_key else LOOPBACK)
 
 

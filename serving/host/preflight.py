@@ -63,11 +63,11 @@ def check(settings: Settings, bundle: Path) -> int:
     # The workers log the same lines again.
     logging.disable(logging.INFO)
     from serving.bundle.errors import ProviderError
-    from serving.bundle.model import Model
+    from serving.bundle.model import BundleModel
     from serving.quarantine.records import StoreError
 
     try:
-        Model.load(bundle, provider=settings.provider, precision=settings.precision).self_test()
+        BundleModel.load(bundle, provider=settings.provider, precision=settings.precision).self_test()
         if settings.quarantine_url is not None:
             from serving.quarantine.store import Store
 

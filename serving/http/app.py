@@ -15,16 +15,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.http import admin, page, predictions
+from serving.errors import UnauthorizedError
+from serving.http import admin, open_inference, page, predictions
 from serving.http.middleware import RequestMiddleware
 from serving.http.openapi import document, error_responses
 from serving.http.predictions import Predictions
 from serving.http.responses import handle_http_exception, handle_validation_error
-from serving.http.schemas import ModelDescription
+from serving.http.schemas import DriftReport, ModelDescription
 from serving.inference.answers import describe
 from serving.inference.engine import Engine
 from serving.quarantine.api import routes as unknowns
 from serving.settings import Settings
+from serving.teaching.api import routes as teach
 from serving.telemetry.metrics import exposition
 
 GetEngine = Callable[[], Engine]
@@ -38,6 +40,15 @@ async def model(request: Request) -> Response:
     loaded = request.app.state.engine().loaded
     described = describe(loaded.model, max_batch=loaded.max_batch)
     return Response(described.model_dump_json(by_alias=True), media_type="application/json")
+
+
+@router.get("/drift", response_model=DriftReport, responses=error_responses(UnauthorizedError))
+async def drift(request: Request) -> Response:
+    """Whether the images that are answered are still like those before, over all workers."""
+    queue = request.app.state.engine().queue
+    loaded = queue.loaded
+    fields = await asyncio.to_thread(queue.drift.report, loaded.version, loaded.tasks)
+    return Response(DriftReport.model_validate(fields).model_dump_json(), media_type="application/json")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -79,7 +90,15 @@ for _name, _description in _HEALTH.items():
     router.get(f"/{_name}", name=_name, response_class=PlainTextResponse, description=_description)(from_bentoml)
 
 
-ROUTERS = (predictions.router, router, admin.router, unknowns.router, page.router)
+ROUTERS = (
+    predictions.router,
+    open_inference.router,
+    router,
+    admin.router,
+    unknowns.router,
+    teach.router,
+    page.router,
+)
 
 
 def make_app(settings: Settings, engine: GetEngine, bentoml: ASGIApp) -> FastAPI:

@@ -11,10 +11,14 @@ from serving.errors import AdminOffError, AdminTokenError, CrossSiteError, Media
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-KEY_PATHS = ("/predict",)
+KEY_PATHS = ("/predict", "/drift", "/v2/models")
 """Paths that start with one of these need the API key, if the server has one."""
-ADMIN_PATHS = ("/admin", "/unknowns")
+ADMIN_PATHS = ("/admin", "/unknowns", "/teach")
 """Paths that start with one of these need the admin token."""
+TEACH_UPLOADS = frozenset(("/teach/examples", "/teach/import"))
+"""Paths of which the body may be a file."""
+FILE_TYPES = (b"application/octet-stream", b"application/zip")
+"""Content types of files, beside images. A page of another site cannot make a browser send any of them unasked."""
 DEFAULT_NAME, MAX_NAME = "admin", 64
 
 API_HEADERS: list[tuple[bytes, bytes]] = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
@@ -31,6 +35,11 @@ PAGE_HEADERS: list[tuple[bytes, bytes]] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
+
+
+def reads_own_body(path: str) -> bool:
+    """Whether the route reads its body itself, within limits of its own."""
+    return path.startswith(KEY_PATHS) or path in TEACH_UPLOADS
 
 
 def check_key(headers: Headers, key: str) -> None:
@@ -75,7 +84,7 @@ def check_admin(headers: Headers, token: str | None) -> str:
     )
 
 
-def check_change(method: str, headers: Headers) -> None:
+def check_change(method: str, path: str, headers: Headers) -> None:
     """Refuse a change that a page of another site could make a browser send, which adds the password by itself."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
@@ -91,9 +100,13 @@ def check_change(method: str, headers: Headers) -> None:
     bodyless = given.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in given
     kind = given.get(b"content-type", b"").partition(b";")[0].strip().lower()
     # Another site can make a browser send a form without permission, but not JSON.
-    if not bodyless and kind != b"application/json":
+    if bodyless or kind == b"application/json":
+        return
+    is_file = kind in FILE_TYPES or kind.startswith(b"image/")
+    if not (path in TEACH_UPLOADS and is_file):
         got = f"Content-Type {_readable(kind) if kind else 'not given'}"
-        raise MediaTypeError("body cannot be read", got=got, allowed="application/json, or no body")
+        files = ", image/*, application/octet-stream, application/zip" if path in TEACH_UPLOADS else ""
+        raise MediaTypeError("body cannot be read", got=got, allowed=f"application/json{files}, or no body")
 
 
 def _host(origin: bytes) -> bytes | None:

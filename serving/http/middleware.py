@@ -16,7 +16,16 @@ from serving.errors import (
     ServerError,
     TooManyBytesError,
 )
-from serving.http.auth import ADMIN_PATHS, API_HEADERS, KEY_PATHS, PAGE_HEADERS, check_admin, check_change, check_key
+from serving.http.auth import (
+    ADMIN_PATHS,
+    API_HEADERS,
+    KEY_PATHS,
+    PAGE_HEADERS,
+    check_admin,
+    check_change,
+    check_key,
+    reads_own_body,
+)
 from serving.http.context import RequestContext
 from serving.http.responses import error_response, no_such_page
 from serving.http.schemas import SCHEMA
@@ -57,17 +66,17 @@ class RequestMiddleware:
         response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context)
         try:
             self._check(scope, context)
-            bounded = receive if scope["path"].startswith(KEY_PATHS) else _bounded(receive, self._deadline)
+            bounded = receive if reads_own_body(scope["path"]) else _bounded(receive, self._deadline)
             # A GET route answers HEAD, too; the body is left out.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(inner, bounded, response.send)
         except RequestError as error:
-            await error_response(error, context)(scope, receive, response.send)
+            await error_response(error, context, scope["path"])(scope, receive, response.send)
         except Exception:
             log.exception("request %s failed", context.request_id, extra={"request_id": context.request_id})
             if not response.started:
                 failed = ServerError("the server failed", got="an error", allowed="see its log")
-                await error_response(failed, context)(scope, receive, response.send)
+                await error_response(failed, context, scope["path"])(scope, receive, response.send)
         finally:
             self._record(scope, context, response.status, time.perf_counter() - started)
 
@@ -82,12 +91,14 @@ class RequestMiddleware:
             check_key(headers, self._key)
         if path.startswith(ADMIN_PATHS):
             context.user = check_admin(headers, self._token)
-            check_change(scope["method"], headers)
+            check_change(scope["method"], path, headers)
         _check_parameters(scope["query_string"])
 
     def _record(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         path = scope["path"]
-        endpoint = path if path in self._endpoints else OTHER
+        # Of a route with names in its path, the pattern is counted.
+        pattern = getattr(scope.get("route"), "path", path)
+        endpoint = pattern if pattern in self._endpoints else OTHER
         REQUESTS.labels(endpoint, status).inc()
         LATENCY.labels(endpoint).observe(seconds)
         if self._log is not None and (path not in PROBES or status >= 400):

@@ -26,6 +26,13 @@ EXAMPLES: dict[type[RequestError], tuple[str, str, str]] = {
     errors.SwapError: ("nothing to roll back to", "no previous bundle", "one, from the last swap"),
     errors.QuarantineOffError: ("no quarantine", "OPENWORLD_QUARANTINE_URL not set", "a server with it"),
     errors.AlreadyLearnedError: ("learned already", "item 17 was learned as '8'", "images that no model has learned"),
+    errors.TeachOffError: ("teaching is off", "a bundle without a trunk", "a bundle of photos"),
+    errors.TeachBusyError: ("another job is running", "job 7 (learn) of ada, begun 3 seconds ago", "one at a time"),
+    errors.TeachChangedError: ("another version is served by now", "859549a0961c by bob", "to learn again"),
+    errors.NothingToLearnError: ("nothing to learn", "no example that waits", "to label images first"),
+    errors.GateError: ("earlier classes would lose too much", "'cat' 97 % -> 81 %", "force, or other examples"),
+    errors.JobStateError: ("the job cannot be accepted", "job 7 is discarded", "a job that is done"),
+    errors.ClassExistsError: ("there is such a class", "'cow'", "a new name"),
     errors.TooManyBytesError: ("body too large", "41943040 bytes", "up to 33554432 bytes for this content type"),
     errors.TooManyPixelsError: ("image too large", "12000 x 12000 pixels", "up to 50000000 pixels"),
     errors.TooManyImagesError: ("too many images", "65", "1 to 64"),
@@ -43,6 +50,17 @@ EXAMPLES: dict[type[RequestError], tuple[str, str, str]] = {
     errors.DeadlineError: ("the deadline passed", "no answer", "30 seconds from the request's head to its answer"),
 }
 """Problem, what was received, and what is allowed."""
+
+TAGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Predictions": ("Classify images, or find that they are unknown.", ("/predict",)),
+    "Model": ("The model that is served, and whether the images are still like those before.", ("/model", "/drift")),
+    "Open Inference Protocol": ("Version 2 over REST, for clients of KServe, Triton and MLServer.", ("/v2",)),
+    "Teaching": ("Classes that the server learns by itself. Needs the admin token.", ("/teach",)),
+    "Unknown images": ("Images that the model did not know. Needs the admin token.", ("/unknowns",)),
+    "Administration": ("Swap the model. Needs the admin token.", ("/admin",)),
+    "Health": ("For probes and scrapers.", ("/livez", "/readyz", "/healthz", "/metrics")),
+}
+"""Group of routes -> what it is for, and how the paths begin; the first group that fits counts."""
 
 _KEY_SECURITY: list[dict[str, list[str]]] = [{}, {"bearer": []}, {"key": []}]
 """The empty entry: most servers ask for no key."""
@@ -77,11 +95,13 @@ def document(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     described["components"]["securitySchemes"] = _SECURITY_SCHEMES
+    described["tags"] = [{"name": name, "description": about} for name, (about, _) in TAGS.items()]
     for path, operations in described["paths"].items():
         for operation in operations.values():
+            operation["tags"] = [next(name for name, (_, starts) in TAGS.items() if path.startswith(starts))]
             if path.startswith(KEY_PATHS):
                 operation["security"] = _KEY_SECURITY
-                operation["parameters"].append(_REQUEST_ID_PARAMETER)
+                operation.setdefault("parameters", []).append(_REQUEST_ID_PARAMETER)
             if path.startswith(ADMIN_PATHS):
                 operation["security"] = _ADMIN_SECURITY
             for response in operation["responses"].values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -18,8 +18,19 @@ from serving.errors import DeadlineError, RequestError
 from serving.http.context import RequestContext
 from serving.http.inflight_bytes import InflightBytes
 from serving.http.openapi import FILE_SCHEMA, error_responses
-from serving.http.schemas import Answer, Answers, ApiModel, ImageBody, ImagesBody, Number, Whole, error_answer, field
-from serving.http.upload import FORM, JSON, RAW, Upload, limit_for_many, limit_for_one, read_body
+from serving.http.schemas import (
+    Answer,
+    Answers,
+    ApiModel,
+    Explain,
+    ImageBody,
+    ImagesBody,
+    Number,
+    Whole,
+    error_answer,
+    field,
+)
+from serving.http.upload import FORM, JSON, RAW, Upload, limit_for_many, limit_for_one, media_type, read_body
 from serving.inference.answers import DEFAULT_TOP, PredictionOptions
 from serving.inference.job import ReadImage
 from serving.inference.loaded import LoadedModel
@@ -38,25 +49,37 @@ class PredictionQuery(ApiModel):
     top: Whole | SkipJsonSchema[None] = field(
         f"how many classes to list; {DEFAULT_TOP} by default", 3, default=None, ge=1
     )
+    store: bool = field("false: the quarantine does not keep the image, even if it is unknown", False, default=True)
+
+    explain: Explain | SkipJsonSchema[None] = field(
+        "whether to say where in the image the evidence lies: as numbers (true), or also as an image (png)",
+        "true",
+        default=None,
+    )
 
     def options(self, loaded: LoadedModel) -> PredictionOptions:
         """The options for a model; a ParameterError if the model cannot satisfy them."""
-        if self.task is self.alpha is self.top is None:
+        if self.task is self.alpha is self.top is None and self.explain is None and self.store:
             return loaded.default_options
-        return PredictionOptions.for_model(loaded.model, task=self.task, alpha=self.alpha, top=self.top)
+        return PredictionOptions.for_model(
+            loaded.model, task=self.task, alpha=self.alpha, top=self.top, explain=self.explain, store=self.store
+        )
 
 
 DEFAULTS = PredictionQuery()
 
 
-class Images(NamedTuple):
+class UploadedImages(NamedTuple):
     """The images of an upload, and the number of bytes that they are read from."""
 
     read: Sequence[ReadImage]
     size: int
+    query: PredictionQuery | None = None
+    """Parameters that the body contains, and not the URL."""
 
 
-SplitUpload = Callable[[Upload], Awaitable[Images]]
+SplitUpload = Callable[[Upload], Awaitable[UploadedImages]]
+Outcomes = list[str | RequestError]
 
 
 class Predictions:
@@ -81,9 +104,25 @@ class Predictions:
         outcomes = await self._outcomes(request, query, limit, self._all_images)
         return f'{{"answers":[{",".join(map(_entry, outcomes))}]}}'
 
+    async def split_by(self, request: Request, split: SplitUpload, content_types: Collection[str]) -> Outcomes:
+        """The answers for the images that `split` finds in a body, each as JSON or as its error."""
+
+        def limit(content_type: str) -> int:
+            kind = media_type(content_type)
+            if kind in ("", *content_types):
+                return self._settings.max_body
+            allowed = " or ".join(content_types)
+            raise errors.MediaTypeError("body cannot be read", got=f"Content-Type {kind}", allowed=allowed)
+
+        return await self._outcomes(request, DEFAULTS, limit, split)
+
+    @property
+    def max_images(self) -> int:
+        return self._settings.max_images
+
     async def _outcomes(
         self, request: Request, query: PredictionQuery, limit: Callable[[str], int], split: SplitUpload
-    ) -> list[str | RequestError]:
+    ) -> Outcomes:
         queue = self._queue()
         loaded = queue.loaded
         options = query.options(loaded)
@@ -99,6 +138,8 @@ class Predictions:
                     images = await split(
                         Upload(kind, await read_body(request.receive, announced, limit(kind), reserve))
                     )
+                    if images.query is not None:
+                        options = images.query.options(loaded)
                     return await queue.predict(
                         images.read,
                         options,
@@ -111,13 +152,13 @@ class Predictions:
             allowed = f"{seconds:g} seconds from the request's head to its answer"
             raise DeadlineError("the deadline passed", got="no answer", allowed=allowed) from None
 
-    async def _all_images(self, upload: Upload) -> Images:
+    async def _all_images(self, upload: Upload) -> UploadedImages:
         images = await asyncio.to_thread(upload.images, self._settings.max_images)
-        return Images([partial(_unwrap, image) for image in images], len(upload.body))
+        return UploadedImages([partial(_unwrap, image) for image in images], len(upload.body))
 
 
-async def _single_image(upload: Upload) -> Images:
-    return Images([upload.image], len(upload.body))
+async def _single_image(upload: Upload) -> UploadedImages:
+    return UploadedImages([upload.image], len(upload.body))
 
 
 def _unwrap(image: bytes | RequestError) -> bytes:
@@ -133,7 +174,7 @@ def _entry(outcome: str | RequestError) -> str:
     return error_answer(outcome).model_dump_json(exclude_none=True)
 
 
-_ERRORS = error_responses(
+PREDICTION_ERRORS = (
     errors.MalformedRequestError,
     errors.UnauthorizedError,
     errors.TooManyBytesError,
@@ -191,7 +232,7 @@ class PredictionRoute(APIRoute):
         return handle
 
 
-router = APIRouter(responses=_ERRORS, route_class=PredictionRoute)
+router = APIRouter(responses=error_responses(*PREDICTION_ERRORS), route_class=PredictionRoute)
 
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})

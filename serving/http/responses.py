@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,18 +17,26 @@ from serving.telemetry import metrics
 DOCUMENT = "what /docs.json describes"
 
 
-def error_response(error: errors.RequestError, context: RequestContext) -> Response:
-    """The response for an error; it is counted and noted for the log."""
+PROTOCOL_PATHS = "/v2"
+"""Paths that begin so are those of the Open Inference Protocol, whose errors are one text."""
+
+
+def error_response(error: errors.RequestError, context: RequestContext, path: str) -> Response:
+    """The response for an error at a path; it is counted and noted for the log."""
     metrics.REJECTED.labels(error.code).inc()
     context.error_code = error.code
-    body = error_answer(error, context.request_id).model_dump_json()
+    if path.startswith(PROTOCOL_PATHS):
+        body = json.dumps({"error": str(error)})
+    else:
+        body = error_answer(error, context.request_id).model_dump_json()
     return Response(body, error.status, error.headers, media_type="application/json")
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The response for an error that a route or the framework raised."""
     assert isinstance(error, HTTPException)
-    return error_response(_as_request_error(request, error).without_traceback(), RequestContext.of(request))
+    found = _as_request_error(request, error).without_traceback()
+    return error_response(found, RequestContext.of(request), request.url.path)
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
@@ -44,11 +54,11 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
     else:
         got = name if first["type"] in ("missing", "extra_forbidden") else f"{name}={first['input']}"
         invalid = errors.ParameterError("parameter cannot be used", got=got, allowed=first["msg"])
-    return error_response(invalid, RequestContext.of(request))
+    return error_response(invalid, RequestContext.of(request), request.url.path)
 
 
-def no_such_page(path: str) -> errors.PageError:
-    return errors.PageError("no such page", got=path, allowed=DOCUMENT)
+def no_such_page(path: str, allowed: str = DOCUMENT) -> errors.PageError:
+    return errors.PageError("no such page", got=path, allowed=allowed)
 
 
 def _as_request_error(request: Request, error: HTTPException) -> errors.RequestError:

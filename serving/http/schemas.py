@@ -64,6 +64,26 @@ class ClassAnswer(ApiModel):
     probability: float = field("p_within_task * p_task of this class, if the image is of a known class", 0.822)
 
 
+Explain = Literal["false", "true", "png"]
+"""Whether an answer is explained: not at all, as numbers, or also as an image."""
+
+
+class ExplanationAnswer(ApiModel):
+    """Where in the image the evidence lies."""
+
+    evidence_for: str = field(f'the label of the answer, or "{UNKNOWN}"', "cup")
+    grid: tuple[tuple[float, ...], ...] = field(
+        "rows of cells over the part of the image that the model sees, its square centre: positive numbers speak for "
+        "the answer, negative ones against it",
+        [[0.02, 0.31], [-0.05, 0.12]],
+    )
+    total: float = field("what the whole image has of this evidence, against one without any features", 0.41)
+    remainder: float = field(
+        "total minus the sum of the grid: 0 where the decision is linear in the features; a distance is not", 0.01
+    )
+    png: str | None = field("base64 of a transparent PNG to lay over the square centre; with explain=png", None)
+
+
 class Answer(ApiModel):
     """The class of an image, or that it belongs to no learned class."""
 
@@ -79,7 +99,11 @@ class Answer(ApiModel):
     )
     p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)
     p_task: float = field("probability of the best guess's task", 0.904)
-    p_value: float = field("p-value of the task that fits the image best, or of the requested task", 0.0371)
+    p_value: float = field(
+        "p-value of the task that fits the image best, or of the requested task: the share of known images, those of "
+        "this task first, that look at least as unusual",
+        0.0371,
+    )
     unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)
     threshold: float = field("-log10 of alpha; the image is unknown exactly if its unknown_score is higher", 1.301)
     alpha: float = field("share of known images that may be called unknown", 0.05)
@@ -89,6 +113,12 @@ class Answer(ApiModel):
         "what does not work in this model, so that its answers cannot be relied on; null if nothing was found",
         None,
         default=None,
+    )
+    explanation: ExplanationAnswer | None = Field(
+        # The field is there only if it is asked for.
+        exclude_if=lambda value: value is None,
+        default=None,
+        description="where in the image the evidence lies; only if it was asked for",
     )
     model: ModelName
 
@@ -194,8 +224,59 @@ class ModelDescription(ApiModel):
     cascade: CascadeDescription
     verdict: RunVerdict = Field(description="how good the model is: measured before export, in words")
     max_batch: int = field("largest batch of waiting images; 1 if batches are not faster", 1)
+    explains: bool = field("whether explain=true is possible: bundles with a trunk have feature maps", False)
     metrics: dict[str, Any] = field("measured before export on images that were not trained on", {"cil_accuracy": 0.97})
     versions: dict[str, str] = field("versions of the packages that wrote the bundle", {"torch": "2.14.1"})
+
+
+class UnknownShare(ApiModel):
+    """How many of the last answers were unknown, over all workers."""
+
+    images: int = field("answers in the sliding windows", 1000)
+    unknown: int = field("how many of them were unknown", 61)
+    share: float | None = field("unknown / images; null without answers", 0.061)
+    low: float = field("lower end of its 95 % confidence interval", 0.0478)
+    high: float = field("upper end of its 95 % confidence interval", 0.0776)
+
+
+class DriftTest(ApiModel):
+    """A test for a change, summed over all workers."""
+
+    task: int | None = field("the task; null: over all tasks", 2)
+    images: int = field("images since the start, the last swap or the last alarm", 48210)
+    evidence: float = field("evidence for a change; 1 raises an alarm", 0.0003)
+
+
+class DriftExample(ApiModel):
+    """An image that differs most from those before the change."""
+
+    request_id: str | None = field("the x-request-id of its request, to find it in the log", "5f2c9a7b1e604d83")
+    label: str = field("its best guess", "5")
+    unknown_score: float = field("higher is more unknown", 2.31)
+    brightness: float = field("mean of its pixels, 0 to 255", 61.5)
+    at: str = field("when it was answered", "2024-01-01T00:00:00.000Z")
+
+
+class DriftAlarm(ApiModel):
+    """A change that was noticed."""
+
+    task: int | None = field("the task whose images have changed; null: those of all tasks together", 2)
+    change: str = field("what they have become: less familiar, more familiar, brighter or darker", "darker")
+    at: str = field("when it was noticed", "2024-01-01T00:05:00.000Z")
+    since: str = field("when it began, as far as can be told", "2024-01-01T00:00:00.000Z")
+    images: int = field("images from then on until it was noticed", 84)
+    before: int = field("images that they were compared with", 48210)
+    examples: tuple[DriftExample, ...] = Field(description="images that differ most")
+
+
+class DriftReport(ApiModel):
+    """Whether the images that are answered are still like those before."""
+
+    version: str = field("digest of the bundle that is served", "ef3557a7ea7e")
+    every: int = field("false alarms are at least so many images apart, on average", 10_000_000)
+    unknown: UnknownShare
+    tests: tuple[DriftTest, ...] = Field(description="over all tasks first, then each task")
+    alarms: tuple[DriftAlarm, ...] = Field(description="changes that the living workers noticed, last first")
 
 
 class WorkerStatus(ApiModel):

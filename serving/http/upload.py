@@ -50,7 +50,7 @@ class Upload:
                 raise MalformedRequestError("form must hold one file", got=f"{len(files)} files", allowed="one file")
             return files[0]
         if kind == JSON:
-            return _from_base64(_from_json(ImageBody, self.body, '{"image": "<base64>"}', FEW_PARTS).image)
+            return from_base64(from_json(ImageBody, self.body, '{"image": "<base64>"}', FEW_PARTS).image)
         return self.body
 
     def images(self, most: int) -> list[bytes | RequestError]:
@@ -59,7 +59,7 @@ class Upload:
             images: list[bytes | RequestError] = [*read_files(self.body, self.content_type, most)]
         else:
             allowed = '{"images": ["<base64>", ...]}'
-            texts = list(_from_json(ImagesBody, self.body, allowed, FEW_PARTS + 4 * most).images)
+            texts = list(from_json(ImagesBody, self.body, allowed, FEW_PARTS + 4 * most).images)
             if len(texts) > most:
                 raise TooManyImagesError("too many images", got=str(len(texts)), allowed=f"1 to {most}")
             # Each text is released when its image is decoded.
@@ -118,7 +118,7 @@ def _too_many_bytes(got: str, limit: int) -> TooManyBytesError:
     return TooManyBytesError("body too large", got=f"{got} bytes", allowed=f"up to {limit} bytes for this content type")
 
 
-def _from_json(model: type[Body], body: bytes, allowed: str, most_parts: int) -> Body:
+def from_json(model: type[Body], body: bytes, allowed: str, most_parts: int) -> Body:
     """Parse a JSON body, or raise a MalformedRequestError."""
     # Each small value takes many times its two bytes once it is parsed, and hundreds of times if it is invalid.
     parts = body.count(b",") + body.count(b"[") + body.count(b"{")
@@ -133,7 +133,7 @@ def _from_json(model: type[Body], body: bytes, allowed: str, most_parts: int) ->
         raise MalformedRequestError("JSON body cannot be read", got=got, allowed=allowed) from None
 
 
-def _from_base64(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
     if text.startswith("data:"):
         head, _, text = text.partition(",")
         if not head.endswith(";base64"):
@@ -147,6 +147,6 @@ def _from_base64(text: str) -> bytes:
 
 def _or_error(text: str) -> bytes | RequestError:
     try:
-        return _from_base64(text)
+        return from_base64(text)
     except RequestError as error:
         return error.without_traceback()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.bundle.decision import Verdicts, threshold
 from serving.bundle.errors import ImageError
+from serving.bundle.explanation import heat_map
 from serving.bundle.manifest import Manifest
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import open_image, to_pixels
 from serving.errors import ParameterError, refused_image
-from serving.http.schemas import SCHEMA, UNKNOWN, Answer, ModelDescription
+from serving.http.schemas import SCHEMA, UNKNOWN, Answer, Explain, ModelDescription
 
 DEFAULT_TOP = 3
 
@@ -25,10 +28,20 @@ class PredictionOptions:
     task: int | None
     alpha: float
     top: int
+    explain: Explain = "false"
+    store: bool = True
+    """Whether the quarantine may keep the image."""
 
     @classmethod
     def for_model(
-        cls, model: Model, *, task: int | None = None, alpha: float | None = None, top: int | None = None
+        cls,
+        model: BundleModel,
+        *,
+        task: int | None = None,
+        alpha: float | None = None,
+        top: int | None = None,
+        explain: Explain | None = None,
+        store: bool = True,
     ) -> PredictionOptions:
         """Fill in the defaults; a ParameterError if a value does not suit the model."""
         tasks, classes = len(model.manifest.tasks), len(model.manifest.labels)
@@ -38,11 +51,31 @@ class PredictionOptions:
             raise ParameterError("alpha is a share", got=f"alpha={alpha}", allowed="0 < alpha < 1")
         if top is not None and not 1 <= top <= classes:
             raise ParameterError("no such number of classes", got=f"top={top}", allowed=f"1 to {classes}")
+        if explain not in (None, "false") and not model.explains:
+            allowed = "false, or a bundle with a trunk that was exported with feature maps"
+            raise ParameterError("this model cannot explain its answers", got=f"explain={explain}", allowed=allowed)
         return cls(
+            explain=explain or "false",
             task=task,
             alpha=model.bundle.rule.alpha if alpha is None else alpha,
             top=min(DEFAULT_TOP, classes) if top is None else top,
+            store=store,
         )
+
+
+def explained(model: BundleModel, pixels: NDArray[np.uint8], fields: dict[str, Any], how: Explain) -> dict[str, Any]:
+    """The explanation of an answer with these fields, for one image [1, height, width, channels]."""
+    unknown, class_id = not fields["known"], fields["class_id"]
+    found = model.explain(pixels, class_id=class_id, unknown=unknown)
+    image = model.manifest.image
+    png = base64.b64encode(heat_map(found.grid, (image.width, image.height))).decode() if how == "png" else None
+    return {
+        "evidence_for": UNKNOWN if unknown else fields["label"],
+        "grid": found.grid.tolist(),
+        "total": found.total,
+        "remainder": found.remainder,
+        "png": png,
+    }
 
 
 class AnswerFormatter:
@@ -107,17 +140,20 @@ class AnswerFormatter:
         ]
 
 
-def answer_image(model: Model, content: bytes, options: PredictionOptions) -> Answer:
+def answer_image(model: BundleModel, content: bytes, options: PredictionOptions) -> Answer:
     """The answer for one image file."""
     try:
         pixels = to_pixels(open_image(content), model.manifest.image)
         verdicts = model.predict(pixels[np.newaxis], alpha=options.alpha, given_task=options.task)
     except ImageError as error:
         raise refused_image(error) from error
-    return Answer.model_validate(AnswerFormatter(model.manifest).fields(verdicts, 0, options))
+    fields = AnswerFormatter(model.manifest).fields(verdicts, 0, options)
+    if options.explain != "false":
+        fields["explanation"] = explained(model, pixels[np.newaxis], fields, options.explain)
+    return Answer.model_validate(fields)
 
 
-def describe(model: Model, *, max_batch: int = 1) -> ModelDescription:
+def describe(model: BundleModel, *, max_batch: int = 1) -> ModelDescription:
     """The description of a model, for /model."""
     manifest, rule = model.manifest, model.bundle.rule
     described = {
@@ -131,6 +167,7 @@ def describe(model: Model, *, max_batch: int = 1) -> ModelDescription:
         "provider": model.provider,
         "precision": model.precision,
         "max_batch": max_batch,
+        "explains": model.explains,
     }
     # The manifest has more fields, such as checksums, that concern nobody else.
     return ModelDescription.model_validate(described, extra="ignore")

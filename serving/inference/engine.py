@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import Limits
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import map_large_blocks
@@ -20,6 +21,10 @@ from serving.swap.agreement import WorkerGroup
 from serving.swap.follower import Follower
 from serving.swap.leader import SwapLeader
 from serving.telemetry import metrics
+
+if TYPE_CHECKING:
+    from serving.teaching.auto import Autonomy
+    from serving.teaching.teacher import Teacher
 
 KEEPER_TIMEOUT = 5.0
 """Seconds at shutdown for the quarantine's keeper to write what it has accepted."""
@@ -39,6 +44,8 @@ class Engine:
             self._follower = Follower(group, self.load, self.switch)
             self.swaps = SwapLeader(group, shelf=settings.bundles, bundle=settings.bundle)
         self.keeper = keeper_of(settings)
+        self.teacher = _teacher(self)
+        self._autonomy: Autonomy | None = None
         self.queue = InferenceQueue(
             self.load(settings.bundle) if self._follower is None else self._follower.served,
             limit=settings.queue,
@@ -46,6 +53,7 @@ class Engine:
             threads=self._plan.threads + 1,
             limits=Limits(settings.max_bytes, settings.max_pixels, settings.max_side),
             window=settings.window,
+            drift_every=settings.drift_every,
             keeper=self.keeper,
         )
 
@@ -56,7 +64,7 @@ class Engine:
 
     def load(self, path: Path) -> LoadedModel:
         """Load a bundle and check that it reproduces its golden answers here."""
-        model = Model.load(
+        model = BundleModel.load(
             path,
             provider=self.settings.provider,
             precision=self.settings.precision,
@@ -73,6 +81,10 @@ class Engine:
         _gauge(self.loaded).set(1)
         if self._follower is not None and self.swaps is not None:
             self._follower.start(beside=self.swaps.watch)
+        if self.teacher is not None and self.settings.teach == "auto":
+            from serving.teaching.auto import Autonomy
+
+            self._autonomy = Autonomy(self.teacher, self.settings)
         # Objects that live as long as the server need no scanning; long pauses would raise the p99 latency.
         gc.collect()
         gc.freeze()
@@ -87,6 +99,8 @@ class Engine:
 
     def close(self) -> None:
         """Stop the threads; all accepted requests have been answered by now."""
+        if self._autonomy is not None:
+            self._autonomy.close()
         if self.swaps is not None:
             self.swaps.close()
         if self._follower is not None:
@@ -94,6 +108,16 @@ class Engine:
         self.queue.close()
         if self.keeper is not None:
             self.keeper.close(KEEPER_TIMEOUT)
+
+
+def _teacher(engine: Engine) -> Teacher | None:
+    """What teaches, if the server has a quarantine and an admin token."""
+    settings = engine.settings
+    if engine.keeper is None or engine.swaps is None or settings.admin_token is None or settings.teach == "off":
+        return None
+    from serving.teaching.teacher import Teacher
+
+    return Teacher(settings, engine.keeper.store, engine.swaps)
 
 
 def _group(settings: Settings) -> WorkerGroup:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from serving.bundle.model import Model, fastest_seconds
+from serving.bundle.model import BundleModel, fastest_seconds
 from serving.bundle.providers import CUDA
 from serving.inference.answers import AnswerFormatter, PredictionOptions
 from serving.telemetry import log
 
+TRUNK_KEY = "trunk"
+"""The key in a stored answer that names the weights of the trunk."""
 CUDA_BATCH = CPU_BATCH = 32
-TRIAL_BATCH, TRIAL_RUNS, TRIAL_SECONDS = 8, range(1, 5), 0.1
+TRIAL_BATCH, TRIAL_RUNS, TRIAL_SECONDS = 8, range(1, 50), 0.2
 WORTH_IT = 0.75
 """Batches are used if an image in a batch costs at most this share of what it costs alone."""
 QUICK_SECONDS = 0.002
@@ -25,7 +29,7 @@ QUICK_SECONDS = 0.002
 class LoadedModel:
     """Each image is answered by exactly one of these, even if the bundle is swapped in the meantime."""
 
-    model: Model
+    model: BundleModel
     max_batch: int
     formatter: AnswerFormatter
     default_options: PredictionOptions
@@ -33,15 +37,26 @@ class LoadedModel:
     """Whether the graph may run on the event loop."""
 
     @classmethod
-    def prepare(cls, model: Model, max_batch: int = 0) -> LoadedModel:
+    def prepare(cls, model: BundleModel, max_batch: int = 0) -> LoadedModel:
         """Measure the graph, and the batch size unless it is given."""
         formatter, options = AnswerFormatter(model.manifest), PredictionOptions.for_model(model)
-        alone = _fastest(model, 1)
-        return cls(model, max_batch or best_batch(model, alone), formatter, options, alone <= QUICK_SECONDS)
+        given = CUDA_BATCH if model.provider == CUDA else 0
+        seconds = fastest_runs(model, (1,) if max_batch or given else (1, TRIAL_BATCH))
+        chosen = max_batch or given or best_batch(seconds[1], seconds[TRIAL_BATCH] / TRIAL_BATCH)
+        return cls(model, chosen, formatter, options, seconds[1] <= QUICK_SECONDS)
 
     @property
     def version(self) -> str:
         return self.model.manifest.version
+
+    def noted(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """An answer as the quarantine keeps it: with the trunk that made the features beside it."""
+        trunk = self.model.manifest.trunk
+        return fields if trunk is None else {**fields, TRUNK_KEY: trunk.sha256}
+
+    @property
+    def tasks(self) -> int:
+        return len(self.model.bundle.rule.tasks)
 
     @property
     def path(self) -> Path:
@@ -49,21 +64,16 @@ class LoadedModel:
         return self.model.bundle.path
 
 
-def best_batch(model: Model, alone: float) -> int:
-    """The largest batch: large on a GPU; on a CPU only if batches are measured to be faster, else 1.
-
-    `alone` is the number of seconds that an image takes alone.
-    """
-    if model.provider == CUDA:
-        return CUDA_BATCH
-    in_batch = _fastest(model, TRIAL_BATCH) / TRIAL_BATCH
+def best_batch(alone: float, in_batch: float) -> int:
+    """The largest batch on a CPU, for seconds per image alone and in a batch: 1 if a batch is no faster."""
     faster = in_batch <= WORTH_IT * alone
     figures = f"{1000 * alone:.2f} ms alone and {1000 * in_batch:.2f} ms in a batch of {TRIAL_BATCH}"
     log.info("an image takes %s: batches are %s", figures, "on" if faster else "off")
     return CPU_BATCH if faster else 1
 
 
-def _fastest(model: Model, size: int) -> float:
-    """Seconds of the fastest of a few runs; slower runs were disturbed by other work on the machine."""
-    pixels = np.resize(model.bundle.golden.pixels, (size, *model.manifest.image.shape))
-    return fastest_seconds([partial(model.predict, pixels)], TRIAL_RUNS, TRIAL_SECONDS)[0]
+def fastest_runs(model: BundleModel, sizes: Sequence[int]) -> dict[int, float]:
+    """Seconds of the fastest run of a batch of each size; slower runs were disturbed by other work on the machine."""
+    golden, shape = model.bundle.golden.pixels, model.manifest.image.shape
+    works = [partial(model.predict, np.resize(golden, (size, *shape))) for size in sizes]
+    return dict(zip(sizes, fastest_seconds(works, TRIAL_RUNS, TRIAL_SECONDS), strict=True))

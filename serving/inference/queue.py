@@ -31,6 +31,8 @@ from serving.inference.job import Job, ReadImage, answer_batch
 from serving.inference.loaded import LoadedModel
 from serving.quarantine.records import Arrival
 from serving.telemetry import log, metrics
+from serving.telemetry.drift import EVERY
+from serving.telemetry.drift_board import DriftBoard
 
 if TYPE_CHECKING:
     from serving.quarantine.keeper import Keeper
@@ -52,6 +54,7 @@ class InferenceQueue:
         threads: int,
         limits: Limits,
         window: int = 1000,
+        drift_every: int = EVERY,
         keeper: Keeper | None = None,
     ) -> None:
         self.loaded = loaded
@@ -61,6 +64,7 @@ class InferenceQueue:
         self._limit = limit
         self._limits = limits
         self._window = metrics.SlidingWindow(window)
+        self.drift = DriftBoard(drift_every, self._window)
         self._seconds_per_image = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
@@ -198,7 +202,7 @@ class InferenceQueue:
         if job.abandoned:
             return False
         try:
-            job.open(self._limits, keep_content=self._keeper is not None)
+            job.open(self._limits, keep_content=self._keeper is not None and job.options.store)
         except Exception as error:
             self._on_loop(self._fail, [job], error)
             return False
@@ -308,6 +312,10 @@ class InferenceQueue:
                 metrics.ANSWERS.labels(fields["task"], fields["best_guess"], str(known).lower()).inc()
                 metrics.P_VALUES.observe(fields["p_value"])
                 self._window.add(not known)
+                # An answer within a given task, or of a model that was replaced, belongs to no stream that is watched.
+                if job.options.task is None and job.loaded is self.loaded:
+                    self.drift.record(job.loaded.version, job.loaded.tasks, fields, job.brightness, job.request_id)
+                self.drift.publish_soon()
                 keeper = self._keeper
                 # Its keeper has a thread of its own.
                 if keeper is not None and not keeper.durable and (arrival := _arrival(keeper, job)) is not None:
@@ -341,7 +349,7 @@ def _arrival(keeper: Keeper, job: Job) -> Arrival | None:
     if fields is None or kind is None or job.content is None or job.features is None:
         return None
     # A copy of its own row, so that the rest of the batch is not kept in memory with it.
-    return Arrival(job.content, kind, time.time(), job.loaded.version, fields, job.features.copy())
+    return Arrival(job.content, kind, time.time(), job.loaded.version, job.loaded.noted(fields), job.features.copy())
 
 
 async def _outcome(future: asyncio.Future[str]) -> str | RequestError:

@@ -63,6 +63,14 @@ class SwapLeader:
         """Swap to the previous bundle; the shelf is rolled back too, so that all replicas follow."""
         return self._thread.submit(self._roll_back)
 
+    def publish(self, name: str, instead_of: str) -> Future[SwapOutcome]:
+        """Swap to another bundle on the shelf, in place of the one that it continues.
+
+        The shelf points at it only after all workers have loaded and tested it. A SwapError if the shelf points at a
+        different bundle than `instead_of` by then.
+        """
+        return self._thread.submit(self._publish, name, instead_of)
+
     def watch(self) -> None:
         """Start a swap if the shelf has changed; called repeatedly."""
         if self._shelf is None or (self._watched is not None and not self._watched.done()):
@@ -128,6 +136,20 @@ class SwapLeader:
                     allowed="to point `current` at the previous bundle where the shelf can be written",
                 )
             return self._swap(path, before_switch=self._roll_back_shelf)
+
+    def _publish(self, name: str, instead_of: str) -> SwapOutcome:
+        shelf = self._shelf
+        if shelf is None:
+            raise SwapError("nothing to publish on", got="no shelf", allowed="a server with OPENWORLD_BUNDLES")
+
+        def point() -> None:
+            try:
+                shelf.point_at(name, instead_of)
+            except (OSError, ShelfError) as error:
+                raise SwapError("the shelf cannot be changed", got=str(error), allowed="a writable shelf") from error
+
+        with self._leading():
+            return self._swap((shelf.folder / name).resolve(), before_switch=point)
 
     def _roll_back_shelf(self) -> None:
         assert self._shelf is not None

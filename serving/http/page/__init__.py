@@ -68,6 +68,14 @@ async def docs() -> Response:
     return FileResponse(STATIC / "docs.html", headers=FRESH)
 
 
+@router.get("/features")
+def features() -> Response:
+    """What the page may offer; whether teaching works in the end, /teach/status says to those who have the token."""
+    settings = Settings.from_environment()
+    given = None not in (settings.admin_token, settings.quarantine_url, settings.bundles)
+    return JSONResponse({"teach": given and settings.teach != "off"}, headers=FRESH)
+
+
 @router.get("/samples")
 def sample_names() -> Response:
     return JSONResponse({"samples": list(samples())}, headers=FRESH)

@@ -2,13 +2,19 @@
 
 const KEY = "openworld-key";
 
-const MESSAGES = {
+export const UNREACHABLE = "unreachable";
+
+export const IMAGE_MESSAGES = {
   unsupported_image: "The service cannot read this file. It accepts PNG, JPEG, WebP and BMP images.",
   unsupported_media_type: "The service cannot read this file. It accepts PNG, JPEG, WebP and BMP images.",
   broken_image: "This image file is damaged or incomplete.",
   empty_image: "This file is empty.",
   too_many_bytes: "This file is too large.",
   too_many_pixels: "This image has too many pixels.",
+};
+
+const MESSAGES = {
+  ...IMAGE_MESSAGES,
   bad_parameter: "The service does not accept this setting.",
   model_failed: "The model failed on this image.",
 };
@@ -25,10 +31,13 @@ const STATUS_MESSAGES = {
 };
 
 export class Problem extends Error {
-  constructor(text, { more = "", status = 0, retry = false } = {}) {
+  constructor(text, { more = "", status = 0, code = "", got = "", allowed = "", retry = false } = {}) {
     super(text);
     this.more = more;
     this.status = status;
+    this.code = code;
+    this.got = got;
+    this.allowed = allowed;
     this.retry = retry;
   }
 }
@@ -58,8 +67,11 @@ export async function getBlob(path) {
 }
 
 // Returns the answer for an image, and the milliseconds from sending it until the answer was read.
-export async function predict(image, { alpha, task, top }, signal) {
+// Without `store`, the service does not keep the image even if it is unknown.
+export async function predict(image, { alpha, task, top, explain, store = true }, signal) {
   const query = new URLSearchParams({ alpha, top });
+  if (explain) query.set("explain", explain);
+  if (!store) query.set("store", "false");
   if (task !== "") query.set("task", task);
   // The service detects the format from the content. The browser's guess from the file name may be wrong.
   const headers = { "content-type": "application/octet-stream" };
@@ -79,6 +91,7 @@ async function request(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The service cannot be reached.", {
       more: "It may have stopped, or the network is down.",
+      code: UNREACHABLE,
       retry: true,
     });
   }
@@ -99,6 +112,9 @@ async function problemOf(response) {
   return new Problem(MESSAGES[detail.code] ?? STATUS_MESSAGES[status] ?? fallback, {
     more,
     status,
+    code: detail.code ?? "",
+    got: detail.got ?? "",
+    allowed: detail.allowed ?? "",
     retry: status === 429 || status >= 500 || status === 401,
   });
 }

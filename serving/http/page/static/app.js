@@ -1,18 +1,32 @@
 // Connects the parts of the page: sends drawn, dropped, pasted or chosen images to the service and shows the responses.
 
 import { Problem, getBlob, getJson, predict, storeKey, storedKey } from "./api.js";
+import { element } from "./elements.js";
+import { forgetWhy, offerWhy } from "./explain.js";
+import { offer, startFeedback } from "./feedback.js";
 import { Pad } from "./pad.js";
 import { look } from "./picture.js";
-import { ALPHAS, showAnswer, showBusy, showEmpty, showModel, showProblem, showStrictness } from "./view.js";
+import { explained } from "./refused.js";
+import { shrunk } from "./upload.js";
+import {
+  ALPHAS,
+  showAnswer,
+  showBusy,
+  showEmpty,
+  showModel,
+  showOnPhoto,
+  showProblem,
+  showSent,
+  showStrictness,
+} from "./view.js";
 
-const element = (id) => document.getElementById(id);
 const AFTER_STROKE = 350;
 const AFTER_SETTING = 150;
 const MOST_CLASSES = 4;
 
 let model = null;
 let alphas = ALPHAS;
-let image = null; // the chosen file, or null while the pad has a drawing
+let image = null; // the chosen { file, bitmap }, or null while the pad has a drawing
 let pending = null; // the request in progress
 let timer = 0;
 
@@ -33,6 +47,7 @@ async function start() {
 
 function adopt(described) {
   model = described;
+  if (image) image.upload = null; // the model may be of another size
   pad.setUp(model.image);
   element("stage").style.setProperty("--ratio", String(model.image.width / model.image.height));
   element("stage").classList.toggle("light", !pad.grey);
@@ -73,10 +88,12 @@ async function ask() {
   const mine = (pending = new AbortController());
   if (!model) await start();
   if (!model || mine !== pending) return;
+  offer();
+  forgetWhy();
   if (!image && !pad.drawn) return showEmpty();
   showBusy(true);
   try {
-    const content = image ?? (await drawing());
+    const content = image ? await upload(image) : await drawing();
     const classes = model.tasks.reduce((sum, task) => sum + task.labels.length, 0);
     const options = { alpha: alpha(), task: element("task").value, top: Math.min(MOST_CLASSES, classes) };
     const { answer, milliseconds } = await withKey(() => predict(content, options, mine.signal));
@@ -84,11 +101,23 @@ async function ask() {
     // The service may have switched to another bundle since the page was opened.
     if (answer.model.version !== model.version) adopt(await getJson("model"));
     showAnswer(answer, model, milliseconds, options.task);
+    showOnPhoto(image?.bitmap ? answer : null);
+    const explain = () => withKey(() => predict(content, { ...options, explain: "png" }));
+    offerWhy(content, model.explains ? explain : null);
+    offer(answer, content, model.tasks.flatMap((task) => task.labels));
   } catch (problem) {
-    if (mine === pending) fail(problem);
+    if (mine === pending) fail(explained(problem, image?.file));
   } finally {
     if (mine === pending) showBusy(false);
   }
+}
+
+async function upload(chosen) {
+  if (!chosen.bitmap) return chosen.file; // no preview: the service decides whether the file is an image
+  chosen.upload ??= shrunk(chosen.file, chosen.bitmap, model.image);
+  const { content, note } = await chosen.upload;
+  if (chosen === image) showSent(note);
+  return content;
 }
 
 function drawing() {
@@ -100,6 +129,7 @@ function drawing() {
 function fail(problem) {
   if (problem.name === "AbortError") return;
   showBusy(false);
+  showOnPhoto(null);
   if (!(problem instanceof Problem)) console.error(problem);
   showProblem(problem instanceof Problem ? problem : new Problem("Something went wrong in this page.", { retry: true }));
 }
@@ -142,18 +172,26 @@ function see(picture) {
 
 function beginDrawing() {
   clearTimeout(timer);
-  image = null;
-  select(null);
+  leave();
   showPad();
 }
 
+function leave() {
+  image = null;
+  select(null);
+  showOnPhoto(null);
+  showSent();
+}
+
 async function take(file, button = null) {
-  image = file;
+  leave();
+  const mine = (image = { file });
   select(button);
   pad.clear();
   try {
     const bitmap = await createImageBitmap(file);
-    if (image !== file) return;
+    if (image !== mine) return;
+    mine.bitmap = bitmap;
     pad.show(bitmap);
     if (model) see(bitmap);
   } catch {
@@ -228,8 +266,7 @@ function undo() {
 
 element("undo").addEventListener("click", undo);
 element("clear").addEventListener("click", () => {
-  image = null;
-  select(null);
+  leave();
   pad.clear();
   showPad();
   ask();
@@ -283,3 +320,4 @@ element("key-form").addEventListener("submit", (event) => {
 element("key-cancel").addEventListener("click", () => element("key-dialog").close(""));
 
 start();
+startFeedback().catch((problem) => problem instanceof Problem || console.error(problem));

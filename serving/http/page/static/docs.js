@@ -8,6 +8,8 @@ window.SwaggerUIBundle({
   spec: api,
   dom_id: "#swagger-ui",
   deepLinking: true,
+  docExpansion: "list",
+  defaultModelsExpandDepth: 0,
   // The default would send the document to a host on the internet for validation.
   validatorUrl: null,
 });

@@ -1,12 +1,14 @@
 // The selected images and the image in focus, by mouse and keyboard, as in desktop lists.
 
 export class Selection {
-  constructor(root, { onChange }) {
+  constructor(root, { onChange, onOpen = () => {} }) {
     this.ids = new Set();
     this.root = root;
     this.onChange = onChange;
+    this.onOpen = onOpen;
     this.anchor = null; // where a range starts
     root.addEventListener("click", (event) => this.#click(event));
+    root.addEventListener("dblclick", (event) => this.#open(event));
     root.addEventListener("keydown", (event) => this.#key(event));
     root.addEventListener("focusin", (event) => this.#focused(event.target.closest(".thumb")));
   }
@@ -37,6 +39,11 @@ export class Selection {
     thumb.focus({ preventScroll: true });
   }
 
+  #open(event) {
+    const thumb = event.target.closest(".thumb");
+    if (thumb) this.onOpen(idOf(thumb));
+  }
+
   #key(event) {
     const thumb = event.target.closest(".thumb");
     if (!thumb || event.altKey) return;
@@ -44,6 +51,7 @@ export class Selection {
     if (whole) for (const other of siblings(thumb)) this.ids.add(idOf(other));
     else if (event.ctrlKey || event.metaKey) return;
     else if (event.key === " ") this.#toggle(thumb);
+    else if (event.key === "Enter") this.onOpen(idOf(thumb));
     else {
       const next = neighbour(thumb, event.key);
       if (!next) return;

@@ -1,8 +1,11 @@
 // Builds the elements of the page. Values from the store are only inserted as text, never as HTML.
 
+import { images, make, quoted, when } from "./elements.js";
 import { thumbnail } from "./unknowns-api.js";
+import { sharpen } from "./zoom.js";
 
 export const NONE = "none"; // the id that stands for images in no group
+export const SPLIT = "split"; // stands for a group that is still to be made
 
 const STATES = {
   new: "to review",
@@ -19,28 +22,19 @@ const CHANGES = {
   clear: (count) => `removed the label of ${count}`,
   move: (count, detail) => `moved ${count} ${detail}`,
   merge: (count, detail) => `merged ${count}: ${detail}`,
+  split: (count, detail) => `made a group of ${count}: ${detail.replace("to ", "")}`,
   delete: (count, detail) => `deleted ${count}${detail && `: ${detail}`}`,
+  teach: (count, detail) => `added ${count} to the examples of ${quoted(detail)}`,
+  withdraw: (count) => `took ${count} out of the examples`,
+  begin: (count, detail) => `made the class ${quoted(detail)}`,
+  rename: (count, detail) => `renamed a class: ${detail}`,
+  forget: (count, detail) => `deleted the class ${quoted(detail)}`,
+  group: () => "grouped the unknown images",
+  learn: () => "started a lesson",
+  accept: () => "accepted a lesson",
+  discard: () => "discarded a lesson",
+  publish: (count, detail) => `put a version into service: ${detail}`,
 };
-const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
-
-export function make(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === undefined || value === null || value === false) continue;
-    if (name === "text") made.textContent = value;
-    else if (name === "on") for (const [event, react] of Object.entries(value)) made.addEventListener(event, react);
-    else made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.filter(Boolean));
-  return made;
-}
-
-export const images = (count) => `${count.toLocaleString()} ${count === 1 ? "image" : "images"}`;
-
-export const quoted = (label) => `“${label}”`;
-
-const when = (text) => DAY.format(new Date(text));
-
 // The common label of all images of a group that are not junk; null if they differ or some have no label.
 export function labelOf(group) {
   const labels = Object.keys(group.labels);
@@ -59,23 +53,25 @@ export function makeThumb(item) {
   return make(
     "div",
     { class: "thumb", role: "option", id: `thumb-${item.id}`, "data-testid": `thumb-${item.id}`, "data-id": item.id },
-    make("img", { src: thumbnail(item.id), alt: "", loading: "lazy", decoding: "async", draggable: "false" }),
+    sharpen(make("img", { src: thumbnail(item.id), alt: "", loading: "lazy", decoding: "async", draggable: "false" })),
     make("span", { class: "tag", "aria-hidden": "true" }),
     make("span", { class: "times", "aria-hidden": "true" }),
   );
 }
 
-export function updateThumb(thumb, item, { selected, groupLabel, focusable }) {
+export function updateThumb(thumb, item, { selected, groupLabel, focusable, like = null }) {
   const own = item.state === "junk" ? "junk" : item.label !== null && item.label !== groupLabel ? item.label : "";
   const [, tag, times] = thumb.children;
-  tag.textContent = item.kind === "audit" && !own ? "audit" : own;
+  const kind = item.kind === "unknown" ? "" : item.kind;
+  tag.textContent = own || (like === null ? kind : `like ${like}`);
   times.textContent = item.copies > 1 ? `×${item.copies}` : "";
   thumb.dataset.state = item.state;
   thumb.dataset.group = item.group ?? NONE;
   thumb.setAttribute("aria-selected", String(selected));
   thumb.tabIndex = focusable ? 0 : -1;
   if (item.damage !== null) tag.textContent = "damaged";
-  thumb.setAttribute("aria-label", `Image ${item.id}, ${about(item)}`);
+  const looks = like === null ? "" : `, looks like group ${like}`;
+  thumb.setAttribute("aria-label", `Image ${item.id}${looks}, ${about(item)}`);
   thumb.title = about(item);
 }
 
@@ -92,6 +88,7 @@ export function about(item) {
   return [
     item.labelled_by ? `${state} by ${item.labelled_by}, ${when(item.labelled_at)}` : state,
     item.kind === "audit" && "accepted, stored as a sample for review",
+    item.kind === "example" && "brought as an example",
     item.best_guess !== null && `best guess ${quoted(item.best_guess)}`,
     item.p_value !== null && `p ${item.p_value.toPrecision(2)}`,
     `received ${item.copies > 1 ? `${item.copies} times, first ` : ""}${when(item.received_at)}`,
@@ -103,7 +100,7 @@ export function about(item) {
 
 // ---- one group
 
-export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
+export function makeGroup(group, { thumbs, left, others, draft, suggestion, alike = [] }) {
   const { id } = group;
   const title = groupTitle(group);
   // Images that a model has learned cannot be changed.
@@ -136,6 +133,7 @@ export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
       { class: "thumbs", role: "listbox", "aria-multiselectable": "true", "aria-label": `Images: ${title}` },
       ...thumbs,
     ),
+    alike.length > 0 && looksLike(alike),
     left > 0 &&
       make("button", {
         type: "button",
@@ -146,6 +144,24 @@ export function makeGroup(group, { thumbs, left, others, draft, suggestion }) {
         text: `Show more (${left.toLocaleString()} left)`,
       }),
     open && actions(group, others, suggestion),
+  );
+}
+
+// Buttons that move loose images to the group that they look like.
+function looksLike(alike) {
+  return make(
+    "div",
+    { class: "row actions" },
+    ...alike.map(({ group, ids }) =>
+      make("button", {
+        type: "button",
+        id: `alike-${group.id}`,
+        "data-testid": `alike-${group.id}`,
+        "data-do": "alike",
+        "data-target": group.id,
+        text: `Move ${images(ids.length)} to ${groupTitle(group)}`,
+      }),
+    ),
   );
 }
 

@@ -1,138 +1,40 @@
-// Connects the labelling page: buttons, fields and keyboard shortcuts.
+// The labelling page: the board of groups, with what is around it.
 
-import { Problem } from "./api.js";
-import { clear, idle, junk, merge, more, move, name, remove, removeAll, run, takeBack } from "./unknowns-actions.js";
-import {
-  drafts,
-  element,
-  fail,
-  groupOf,
-  latest,
-  notify,
-  refresh,
-  selection,
-  showHint,
-  showSelection,
-  undo,
-} from "./unknowns-board.js";
-import { NONE } from "./unknowns-view.js";
+import { element, make } from "./elements.js";
+import { idle, refreshWith, run } from "./notices.js";
+import { removeAll } from "./unknowns-actions.js";
+import { configure, latest, refresh } from "./unknowns-board.js";
+import "./unknowns-controls.js";
+import * as view from "./unknowns-view.js";
 
-const ACTIONS = {
-  junk: (group) => junk({ group: group.id }),
-  clear: (group) => clear({ group: group.id }),
-  near: (group) => name({ group: group.id }, group.near_class),
-  merge(group) {
-    const target = Number(element(`target-${group.id}`).value);
-    if (!target) return fail(new Problem("Please choose the group to merge into first."));
-    return merge(group.id, target);
-  },
-  more,
-};
+function showAround({ user, model, states, classes, minimum, commands, changes }, groups) {
+  const count = Object.values(states).reduce((sum, some) => sum + some, 0);
+  element("chip").replaceChildren(
+    make("span", { text: user, title: "your name" }),
+    make("span", { text: `${model.name} ${model.version}`, title: "the model that is served" }),
+  );
+  element("chip").hidden = false;
+  element("progress").hidden = count === 0;
+  element("tally").replaceChildren(...view.tally(states));
+  element("classes").replaceChildren(...classes.map((entry) => view.namedClass(entry, minimum)));
+  element("next-text").textContent = view.nextText(classes, minimum);
+  element("learn-command").textContent = commands.learn;
+  element("learn").hidden = !classes.some((entry) => entry.ready);
+  element("start").hidden = groups.some((group) => group.id !== view.NONE);
+  element("start-title").textContent = count ? "No groups yet" : "No unknown images yet";
+  element("start-text").textContent = count
+    ? "Similar images are easier to name together. To group them, run this where the training code is installed:"
+    : "Images that the server answers with “unknown” appear here. Once there are some, group them with:";
+  element("discover-command").textContent = commands.discover;
+  element("changes").replaceChildren(...changes.map(view.changeEntry));
+  element("history").hidden = !changes.length;
+  element("delete-all").hidden = count === 0;
+}
 
-element("groups").addEventListener("click", ({ target }) => {
-  const button = target.closest("button[data-do]");
-  if (button) ACTIONS[button.dataset.do](groupOf(button));
-});
-
-element("groups").addEventListener("submit", (event) => {
-  event.preventDefault();
-  name({ group: groupOf(event.target).id }, event.target.querySelector("input").value);
-});
-
-element("groups").addEventListener("input", ({ target }) => {
-  if (!target.matches(".name-field")) return;
-  drafts.set(groupOf(target).id, target.value);
-  showHint(target);
-});
-
-element("bar-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  name({ ids: [...selection.ids] }, element("bar-name").value);
-});
-element("bar-junk").addEventListener("click", () => junk({ ids: [...selection.ids] }));
-element("bar-clear").addEventListener("click", () => clear({ ids: [...selection.ids] }));
-element("bar-delete").addEventListener("click", () => remove([...selection.ids]));
-element("bar-none").addEventListener("click", () => selection.clear());
-element("bar-move").addEventListener("click", () => {
-  const target = element("bar-target").value;
-  if (!target) return fail(new Problem("Please choose the group to move to first."));
-  return move([...selection.ids], target === NONE ? null : Number(target));
-});
-
-element("undo").addEventListener("click", takeBack);
+configure({ shown: showAround });
+refreshWith(refresh);
 element("refresh").addEventListener("click", () => run(refresh));
-element("again").addEventListener("click", () => run(refresh));
 element("delete-all").addEventListener("click", removeAll);
-element("show-keys").addEventListener("click", () => element("keys").showModal());
-
-for (const button of document.querySelectorAll(".copy")) {
-  // Browsers let a page write to the clipboard only over HTTPS or from the same machine.
-  button.hidden = !navigator.clipboard;
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(element(button.dataset.copies).textContent);
-    notify("Copied.");
-  });
-}
-
-function toGroup(step) {
-  const all = [...element("groups").children];
-  const at = all.findIndex((group) => group.contains(document.activeElement));
-  const next = all[at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step];
-  if (!next) return;
-  next.scrollIntoView({ block: "nearest" });
-  next.querySelector(".thumb[tabindex='0']")?.focus();
-}
-
-// Moves the focus to the field. If nothing is selected, the image in focus is selected first.
-function toBar(id) {
-  const [only] = selection.chosen();
-  if (only === undefined) return;
-  if (!selection.ids.size) {
-    selection.ids.add(only);
-    showSelection();
-  }
-  element(id).focus();
-}
-
-const KEYS = {
-  j: () => toGroup(1),
-  k: () => toGroup(-1),
-  n() {
-    const group = document.activeElement?.closest?.(".cluster");
-    if (selection.ids.size) element("bar-name").focus();
-    else group?.querySelector(".name-field")?.select();
-  },
-  m: () => toBar("bar-target"),
-  x: () => onChosen(junk),
-  u: () => onChosen(clear),
-  "?": () => element("keys").showModal(),
-};
-
-function onChosen(work) {
-  const ids = selection.chosen();
-  if (ids.length) work({ ids });
-}
-
-document.addEventListener("keydown", (event) => {
-  if (document.querySelector("dialog[open]") || !latest) return;
-  const typing = event.target.matches("input, select, textarea");
-  if (event.key === "Escape") {
-    // The first press leaves the field, the next one clears the selection.
-    if (typing && selection.ids.size) element(`thumb-${[...selection.ids].at(-1)}`)?.focus();
-    else if (typing) event.target.closest(".cluster")?.querySelector(".thumb")?.focus();
-    else selection.clear();
-    return;
-  }
-  if (typing || event.altKey) return;
-  if (event.ctrlKey || event.metaKey) {
-    if (event.key.toLowerCase() === "z" && undo) takeBack();
-    return;
-  }
-  const react = KEYS[event.key.toLowerCase()];
-  if (!react) return;
-  event.preventDefault();
-  react();
-});
 
 // Somebody else may have labelled images, and more may have arrived.
 document.addEventListener("visibilitychange", () => {

@@ -1,18 +1,9 @@
 // Shows answers and problems as text and bars. Values from the service are only inserted as text, never as HTML.
 
-const element = (id) => document.getElementById(id);
+import { element, percent, shortPercent } from "./elements.js";
 
 // Slider positions: the share of known images that may be rejected.
 export const ALPHAS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5];
-
-const PERCENT = "\u00a0%"; // no line break before the sign
-
-export function percent(share) {
-  const value = share * 100;
-  if (value > 0 && value < 0.1) return `less than 0.1${PERCENT}`;
-  if (value < 100 && value > 99.9) return `more than 99.9${PERCENT}`;
-  return `${Number(value.toFixed(value < 10 || value > 99 ? 1 : 0))}${PERCENT}`;
-}
 
 export function taskName(model, task) {
   const labels = model.tasks[task]?.labels ?? [];
@@ -130,8 +121,24 @@ export function showAnswer(answer, model, milliseconds, within) {
   element("fact-model").textContent = `${answer.model.name} ${answer.model.version} on ${device(model.provider)}`;
 }
 
+// The answer in short on the photo itself; the headline announces it, so this is for the eyes only.
+export function showOnPhoto(answer) {
+  const caption = element("on-photo");
+  caption.hidden = !answer;
+  if (!answer) return;
+  caption.dataset.state = answer.known ? "known" : "unknown";
+  const more = answer.known ? percent(answer.confidence) : `perhaps ${answer.best_guess}`;
+  caption.replaceChildren(made("strong", answer.label), made("span", more));
+}
+
+// How a photo was shrunk for the upload, or nothing.
+export function showSent(note = "") {
+  element("sent").textContent = note;
+  element("sent").hidden = !note;
+}
+
 function sentence(answer, within) {
-  const whose = within === "" ? "the best-fitting task's own images" : `task ${within}'s own images`;
+  const whose = within === "" ? "known images" : `known images, task ${within}'s first,`;
   const share = percent(answer.p_value);
   if (answer.known) return [`This image fits: ${share} of ${whose} look at least as unusual.`];
   const guess = made("strong", answer.best_guess);
@@ -157,13 +164,15 @@ function showTasks(answer, model, within) {
     }),
   );
   element("line").style.setProperty("--at", String(answer.threshold / end));
+  // Beside the line there is room for its label only on the left half.
+  element("line").classList.toggle("left", answer.threshold / end > 0.5);
   element("line-label").textContent = `unknown above ${answer.threshold.toFixed(2)}`;
 }
 
 function showClasses(answer) {
   element("class-bars").replaceChildren(
     ...answer.top.map((entry) => {
-      const row = bar(entry.label, entry.probability, percent(entry.probability));
+      const row = bar(entry.label, entry.probability, shortPercent(entry.probability));
       row.classList.toggle("best", entry.class_id === answer.class_id && answer.known);
       return row;
     }),

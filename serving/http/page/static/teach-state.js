@@ -1,0 +1,15 @@
+// The state of teaching as the service last told it, for all parts of the page.
+
+import * as api from "./teach-api.js";
+
+export let status = null;
+
+const watchers = [];
+
+export const onStatus = (watch) => watchers.push(watch);
+
+export async function loadStatus() {
+  status = await api.status();
+  for (const watch of watchers) watch(status);
+  return status;
+}
