@@ -15,6 +15,21 @@ WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("loop", "precisions", "
 """The test file whose process learns the embedded default, which takes minutes, and others that need it."""
 BEFORE_DEFAULT = ("tests/e2e/", "tests/export/", "tests/models/", "tests/recipes/")
 """Tests that run while the default is learned."""
+LONGEST_FIRST = (
+    "tests/e2e/test_photos.py",
+    "tests/e2e/test_photo_adapters.py",
+    "tests/e2e/test_teach_page.py",
+    "tests/e2e/test_fuzz.py",
+    "tests/e2e/test_readme.py",
+    "tests/serving/quarantine/test_quarantine_server.py",
+    "tests/training/test_add_task.py",
+    "tests/training/test_resume.py",
+    "tests/training/host/test_distributed.py",
+    "tests/training/test_systems.py",
+    "tests/test_ray.py",
+    "tests/test_tutorial.py",
+)
+"""Files that take half a minute or more: if one of them came last, the other processes would wait for it."""
 
 ReportLine = Callable[[str], None]
 
@@ -71,13 +86,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The process that learns the default begins with it; tests that need it wait until it is likely to be there."""
 
-    def turn(item: pytest.Item) -> int:
+    def turn(item: pytest.Item) -> tuple[int, int]:
         file = item.nodeid.partition("::")[0]
+        place = LONGEST_FIRST.index(file) if file in LONGEST_FIRST else len(LONGEST_FIRST)
         if file == DEFAULT:
-            return 0
+            return 0, place
         if file in WITH_DEFAULT:
-            return 2
-        return 1 if file.startswith(BEFORE_DEFAULT) else 3
+            return 2, place
+        return 1 if file.startswith(BEFORE_DEFAULT) else 3, place
 
     items.sort(key=turn)
 

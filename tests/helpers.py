@@ -26,7 +26,7 @@ from training.data.datasets import SOURCES
 from training.data.images import Images, Source
 from training.data.reader import PixelReader, Reader
 from training.data.tasks import Batchable, TaskData
-from training.learn import fitting, learner
+from training.learn import fitting, folds, learner
 from training.learn.features import learn_features
 from training.learn.head import fit_calibration, fit_detectors, fit_head
 from training.learn.measurements import task_measurements
@@ -221,6 +221,8 @@ def use_tiny_preset(patch: pytest.MonkeyPatch, **feature_changes: Any) -> None:
     preset = replace(TINY_PRESET, features=replace(TINY_PRESET.features, **feature_changes))
     patch.setitem(PRESETS, "digits", preset)
     patch.setitem(SOURCES, "tiny", tiny_source)
+    # Each fold fits all detectors again.
+    patch.setattr(folds, "FOLDS", 2)
     # Drawing the report takes longer than learning; test_report_page.py draws it.
     patch.setattr(fitting, "write_page", lambda *_: None)
 
@@ -248,6 +250,20 @@ def kill_at_save(patch: pytest.MonkeyPatch, number: int, *, written: bool) -> No
             real(*arguments)
         if count == number:
             raise KilledRun
+
+    patch.setattr(learner, "save", save)
+
+
+def call_at_save(patch: pytest.MonkeyPatch, number: int, call: Callable[[], None]) -> None:
+    """Do something right before training.fit writes its `number`-th checkpoint (1 is the first)."""
+    real, count = learner.save, 0
+
+    def save(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            call()
+        real(*arguments)
 
     patch.setattr(learner, "save", save)
 

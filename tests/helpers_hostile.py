@@ -14,12 +14,16 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
+from serving.bundle.pixels import LIMITS, MOST_UNPACKED
 from tests.helpers_serving import png, saved
 
 SIZE = 10 * 1024 * 1024 - 8 * 1024
-"""Bytes of padding: with the image around it, a file stays just below the default limit."""
+"""Bytes of padding: enough for seconds in a decoder without limits."""
+FULL_SIZE = LIMITS.size - 64 * 1024
+"""The same for the campaigns: with the image around it, a file stays just below the default limit."""
+FULL_SIDE = int(LIMITS.pixels**0.5)
 
-SIDES = ((8, 8), (64, 64), (1000, 1000), (4000, 4000), (16_384, 976), (1, 16_384))
+SIDES = ((8, 8), (64, 64), (1000, 1000), (4000, 4000), (FULL_SIDE, FULL_SIDE), (16_384, 3050), (1, 16_384))
 
 
 def segment(marker: int, body: bytes = b"") -> bytes:
@@ -101,7 +105,6 @@ WEBP_FILLINGS: dict[str, Filling] = {
 }
 
 
-@cache
 def picture(size: tuple[int, int], mode: str, noisy: bool = False) -> Image.Image:
     """Flat, or as large in bytes as an image within the limits can be."""
     if noisy:
@@ -110,20 +113,26 @@ def picture(size: tuple[int, int], mode: str, noisy: bool = False) -> Image.Imag
     return Image.new(mode, size, 128)
 
 
+@cache
+def encoded(size: tuple[int, int], mode: str, kind: str, noisy: bool = False, **options: object) -> bytes:
+    """The file of such a picture, which many hostile files have in common."""
+    return saved(picture(size, mode, noisy), kind, **options)
+
+
 def jpeg_with(filling: bytes, size: tuple[int, int] = (8, 8), **options: object) -> bytes:
-    content = saved(picture(size, "RGB"), "JPEG", **options)
+    content = encoded(size, "RGB", "JPEG", **options)
     return content[:2] + filling + content[2:]
 
 
 def png_with(filling: bytes, size: tuple[int, int] = (8, 8), mode: str = "RGB", *, last: bool = False) -> bytes:
-    content = saved(picture(size, mode), "PNG", compress_level=1)
+    content = encoded(size, mode, "PNG", compress_level=1)
     place = len(content) - 12 if last else 33
     return content[:place] + filling + content[place:]
 
 
 def webp_with(filling: bytes, size: tuple[int, int] = (8, 8), *, first: bool = False) -> bytes:
     """In the extended format, with the filling before or after the image."""
-    image = saved(picture(size, "RGB"), "WEBP", method=0, quality=1)[12:]
+    image = encoded(size, "RGB", "WEBP", method=0, quality=1)[12:]
     flags = 0x08 | 0x04 | 0x20 | (0x02 if b"ANMF" in filling[:4] else 0)
     head = riff(b"VP8X", bytes((flags, 0, 0, 0)) + _three(size[0] - 1) + _three(size[1] - 1))
     if b"ANMF" in filling[:4]:
@@ -139,7 +148,7 @@ def _three(number: int) -> bytes:
 
 def with_scans(more: int, *, size: tuple[int, int] = (1000, 1000), mode: str = "L", noisy: bool = False) -> bytes:
     """A progressive JPEG whose last scan comes again and again: 12 bytes each if it is flat, for all pixels."""
-    content = saved(picture(size, mode, noisy), "JPEG", progressive=True, quality=10)
+    content = encoded(size, mode, "JPEG", noisy, progressive=True, quality=10)
     last = content.rindex(b"\xff\xda")
     return content[:-2] + content[last:-2] * more + content[-2:]
 
@@ -176,43 +185,68 @@ def adam7(width: int, height: int, *, depth: int = 16, colour: int = 6) -> bytes
     return png((b"IHDR", header), (b"IDAT", zlib.compress(bytes(raw), 1)))
 
 
-def worst_known() -> Iterator[tuple[str, bytes]]:
-    """Files that took seconds before there were limits, each about as large as the server accepts."""
+def filtered(width: int, height: int, *, depth: int = 8, colour: int = 6, noise: int = 3000) -> bytes:
+    """A PNG with Paeth's filter in every row; so many kilobytes of its rows are random, the others are zero."""
+    row = 1 + width * {0: 1, 2: 3, 4: 2, 6: 4}[colour] * depth // 8
+    packer, random_rows = zlib.compressobj(1), min(height, 1000 * noise // row)
+    numbers = random.Random(0)
+    packed = [packer.compress(b"\x04" + numbers.randbytes(row - 1)) for _ in range(random_rows)]
+    packed += [packer.compress(b"\x04" + bytes(row - 1)) for _ in range(height - random_rows)]
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return png((b"IHDR", header), (b"IDAT", b"".join((*packed, packer.flush()))))
+
+
+def worst_known(length: int = SIZE) -> Iterator[tuple[str, bytes]]:
+    """Files that took seconds before there were limits, each with so many bytes of filling."""
     for name, filling in JPEG_FILLINGS.items():
-        yield f"JPEG {name}", jpeg_with(filling(SIZE))
+        yield f"JPEG {name}", jpeg_with(filling(length))
     for name, filling in PNG_FILLINGS.items():
         for last in (False, True):
-            yield f"PNG {name}{' at the end' if last else ''}", png_with(filling(SIZE), last=last)
+            yield f"PNG {name}{' at the end' if last else ''}", png_with(filling(length), last=last)
     for name, filling in WEBP_FILLINGS.items():
-        yield f"WebP {name}", webp_with(filling(SIZE))
+        yield f"WebP {name}", webp_with(filling(length))
     yield "JPEG 1,000 scans", with_scans(1000)
     yield "BMP run lengths", run_lengths(4000)
     yield "PNG 1 x 16,000,000", png_with(b"", (1, 16_000_000), "RGBA")
 
 
-def expensive(side: int = 4000) -> Iterator[tuple[str, bytes]]:
-    """Files within every limit that take as long as possible."""
-    size = (side, side)
-    for more in (6, 10, 27, 53):
-        yield f"JPEG {more} more scans", with_scans(more, size=size)
-        yield f"JPEG {more} more scans of noise", with_scans(more, size=size, mode="RGB", noisy=True)
-    yield "JPEG progressive", saved(picture(size, "RGB"), "JPEG", progressive=True)
-    yield "JPEG noise", saved(picture((1500, 1500), "RGB", noisy=True), "JPEG", quality=100, progressive=True)
-    yield "JPEG CMYK", saved(picture(size, "RGB").convert("CMYK"), "JPEG", progressive=True)
+def expensive() -> Iterator[tuple[str, bytes]]:
+    """Files within the limits of the server, or just above them, that take as long as possible."""
+    size, webp = (FULL_SIDE, FULL_SIDE), (4000, 4000)
+    for more in (0, 3, 6, 10, 27, 53):
+        for each in (size, (4000, 4000)):
+            yield f"JPEG {more} more scans of {each[0]} x {each[1]}", with_scans(more, size=each)
+        yield f"JPEG {more} more scans of noise", with_scans(more, size=(1500, 1500), mode="RGB", noisy=True)
+    for options in ({}, {"progressive": True}, {"subsampling": 0}, {"subsampling": 0, "progressive": True}):
+        named = " ".join(options)
+        yield f"JPEG {named}", encoded(size, "RGB", "JPEG", **options)
+        yield f"JPEG CMYK {named}", encoded((4000, 4000), "CMYK", "JPEG", **options)
+    for progressive in (False, True):
+        noise = encoded((1500, 1500), "RGB", "JPEG", noisy=True, quality=100, progressive=progressive)
+        yield f"JPEG noise{' progressive' * progressive}", noise
     yield "JPEG sideways", jpeg_with(segment(0xE1, b"Exif\0\0" + _turned(6)), size)
-    yield "PNG interlaced", adam7(*size)
-    yield "PNG interlaced grey and alpha", adam7(*size, colour=4)
-    for mode in ("RGBA", "LA", "I;16", "1"):
-        yield f"PNG {mode}", png_with(chunk(b"eXIf", _turned(5)), size, mode)
-    yield "PNG transparent colour", png_with(chunk(b"tRNS", bytes(6)), size)
+    yield "JPEG one long side", jpeg_with(b"", (16_384, 3050))
+    for depth in (8, 16):
+        for colour in (0, 2, 4, 6):
+            kind = f"{depth} bits, colour type {colour}"
+            # As large as the limit for such pixels allows.
+            each = depth // 8 * {0: 1, 2: 3, 4: 2, 6: 4}[colour] + 2 * (colour >= 4)
+            whole, half = (min(FULL_SIDE, int((MOST_UNPACKED / each / count) ** 0.5)) for count in (1, 2))
+            yield f"PNG interlaced, {kind}, {half} x {half}", adam7(half, half, depth=depth, colour=colour)
+            yield f"PNG filtered, {kind}, {whole} x {whole}", filtered(whole, whole, depth=depth, colour=colour)
+    for mode, side in (("RGBA", 5000), ("LA", 6100), ("I;16", FULL_SIDE), ("1", FULL_SIDE), ("P", FULL_SIDE)):
+        yield f"PNG {mode}", png_with(chunk(b"eXIf", _turned(5)), (side, side), mode)
+    yield "PNG too large to unpack", filtered(*size, noise=0)
+    yield "PNG transparent colour", png_with(chunk(b"tRNS", bytes(6)), (5400, 5400))
     yield "PNG data in pieces", png_with(fitted(chunk(b"IDAT"), 12 * 4000), size)
-    yield "WebP", saved(picture(size, "RGB"), "WEBP", method=0)
-    yield "WebP noise", saved(picture((1500, 1500), "RGB", noisy=True), "WEBP", method=0, quality=100)
-    yield "WebP lossless noise", saved(picture((1500, 1500), "RGB", noisy=True), "WEBP", method=0, lossless=True)
-    yield "WebP lossless", saved(picture(size, "RGBA"), "WEBP", method=0, lossless=True)
-    yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), size)
-    yield "BMP", bmp(*size, 1, bytes(size[0] * size[1] // 8), colours=2)
-    yield "BMP 16 bits", bmp(2200, 2200, 16, bytes(2200 * 2200 * 2))
+    yield "WebP", encoded(webp, "RGB", "WEBP", method=0)
+    yield "WebP noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, quality=100)
+    yield "WebP lossless noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, lossless=True)
+    yield "WebP lossless", encoded(webp, "RGBA", "WEBP", method=0, lossless=True)
+    yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), webp)
+    yield "BMP", bmp(*size, 1, bytes((-(-size[0] // 32) * 4) * size[1]), colours=2)
+    yield "BMP 4 bits", bmp(*size, 4, bytes((-(-size[0] // 8) * 4) * size[1]), colours=16)
+    yield "BMP 16 bits", bmp(4000, 4000, 16, bytes(4000 * 4000 * 2))
 
 
 def _turned(orientation: int) -> bytes:
@@ -228,7 +262,8 @@ def hostile(noise: random.Random) -> tuple[str, bytes]:
         return f"{size[0]} x {size[1]} JPEG {more} scans", with_scans(more, size=size, mode=noise.choice(("L", "RGB")))
     fillings = {"JPEG": JPEG_FILLINGS, "PNG": PNG_FILLINGS, "WebP": WEBP_FILLINGS}[kind]
     chosen = noise.sample(sorted(fillings), noise.choice((1, 1, 2)))
-    length = noise.choice((70_000, 1_000_000, SIZE // 2)) if len(chosen) == 2 else noise.choice((1_000_000, SIZE))
+    lengths = (70_000, 1_000_000, FULL_SIZE // 2) if len(chosen) == 2 else (1_000_000, SIZE, FULL_SIZE)
+    length = noise.choice(lengths)
     filling = b"".join(fillings[name](max(length, 900_000)) for name in chosen)
     if kind == "JPEG":
         content = jpeg_with(filling, size, progressive=noise.random() < 0.5)
@@ -236,7 +271,8 @@ def hostile(noise: random.Random) -> tuple[str, bytes]:
         mode = noise.choice(("RGB", "RGBA", "L", "LA", "I;16"))
         content = png_with(filling, size, mode, last=noise.random() < 0.5)
     else:
-        content = webp_with(filling, (min(size[0], 16_383), min(size[1], 16_383)), first=noise.random() < 0.5)
+        # Larger ones are refused for the memory that decoding would take.
+        content = webp_with(filling, (min(size[0], 4000), min(size[1], 4000)), first=noise.random() < 0.5)
     if noise.random() < 0.3:
         content = _flipped(content, noise)
     return f"{size[0]} x {size[1]} {kind} {' and '.join(chosen)}", content

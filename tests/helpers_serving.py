@@ -40,7 +40,7 @@ from serving.bundle.manifest import (
     seal,
     sha256,
 )
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def write_bundle(
     return folder
 
 
-def golden_of(model: Model) -> dict[str, NDArray[Any]]:
+def golden_of(model: BundleModel) -> dict[str, NDArray[Any]]:
     """The contents of a model's golden file, for tests that damage it."""
     return {INPUT_NAME: model.bundle.golden.pixels, **model.bundle.golden.outputs["fp32"]}
 
@@ -301,7 +301,7 @@ def serving(
         )
     server = Server(f"http://127.0.0.1:{port}", port, log, process)
     try:
-        _wait_until_ready(server)
+        wait_until_ready(server)
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
@@ -312,7 +312,7 @@ def serving(
             process.wait()
 
 
-def _wait_until_ready(server: Server, patience: float = PATIENCE) -> None:
+def wait_until_ready(server: Server, patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if server.process.poll() is not None:

@@ -124,10 +124,14 @@ class _Connection(asyncio.Protocol):
             return
         lower = head.lower()
         start = lower.find(b"\r\ncontent-length:")
-        if start < 0:
+        if start >= 0:
+            complete = len(body) >= int(lower[start + 17 :].partition(b"\r\n")[0])
+        elif b"\r\ntransfer-encoding: chunked" in lower:
+            # The chunks are not joined: only the status of such a response is of interest.
+            complete = body.endswith(b"0\r\n\r\n")
+        else:
             raise AssertionError(f"an answer of unknown length: {head!r}")
-        length = int(lower[start + 17 :].partition(b"\r\n")[0])
-        if len(body) >= length:
+        if complete:
             if b"\r\nconnection: close" in lower and self._transport is not None:
                 self._transport.close()
             self._waiting.set_result((head, body))
@@ -174,3 +178,10 @@ def workers(server: Server, count: int) -> list[psutil.Process]:
 def megabytes(processes: Iterable[psutil.Process]) -> float:
     """Resident memory of the largest worker."""
     return max(one.memory_info().rss for one in processes) / 1e6
+
+
+def listening(server: Server) -> set[str]:
+    """The addresses that a server's processes listen on, for requests."""
+    parent = psutil.Process(server.process.pid)
+    sockets = [found for process in (parent, *parent.children(recursive=True)) for found in process.net_connections()]
+    return {found.laddr.ip for found in sockets if found.laddr and found.laddr.port == server.port and not found.raddr}

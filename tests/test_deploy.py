@@ -10,19 +10,29 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from serving.__main__ import GRACE
 from serving.http.middleware import PROBES
 from serving.settings import PREFIX, Settings, variable
 from serving.telemetry.metrics import exposition
-from tests.helpers_serving import ROOT, http_get, http_post, image_bytes, server_environment, serving, write_bundle
+from tests.helpers_serving import (
+    GRAPH,
+    ROOT,
+    http_get,
+    http_post,
+    image_bytes,
+    server_environment,
+    serving,
+    write_bundle,
+)
 from tests.load import workers
 
 DOCS = ROOT / "docs"
@@ -48,15 +58,19 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bento built from the project with a tiny bundle: what an image is made from."""
+    """The bento built from a copy of the project with a tiny bundle: what an image is made from."""
     home, project = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "bentofile.yaml", project)
-    shutil.copytree(ROOT / "serving", project / "serving")
+    for package in ("serving", "training", "models", "export"):
+        shutil.copytree(ROOT / package, project / package)
     write_bundle(project / "runs/demo/bundle")
+    (project / "runs/demo/checkpoint.safetensors").write_bytes(b"not for serving")
     (project / "runs/demo/samples").mkdir()
     (project / "runs/demo/samples/red.png").write_bytes(image_bytes())
+    (project / ".gitignore").write_text("runs/\n")
     build = [sys.executable, "-m", "bentoml", "build", "--version", "1", str(project)]
     subprocess.run(build, cwd=project, env=server_environment(home, None), check=True, capture_output=True)
+    shutil.rmtree(project)
     return home / "bentos/openworld/1"
 
 
@@ -206,6 +220,15 @@ def test_the_autoscaler_and_the_alerts_use_metrics_that_exist() -> None:
     assert set(re.findall(r"openworld_\w+", GUIDE.read_text())) <= series()
 
 
+def test_alert_rules_use_metrics_that_exist() -> None:
+    (group,) = yaml.safe_load((DOCS / "prometheus-rules.yaml").read_text())["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) > 5
+    for rule in group["rules"]:
+        assert set(re.findall(r"openworld_\w+", rule["expr"])) <= series(), rule["alert"]
+        assert rule["annotations"]["summary"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
 # ---- the image
 
 
@@ -234,11 +257,50 @@ def test_the_image_starts_as_the_manifest_starts_it(dockerfile: str, container: 
 
 def test_the_image_holds_what_was_tested(bento: Path) -> None:
     tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    installed = set((bento / "env/python/requirements.txt").read_text().split())
+    installed = (bento / "env/python/requirements.txt").read_text().splitlines()
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert installed == {f"{name}=={tested[name]}" for name in needed}
+    for machine in ("x86_64", "aarch64"):
+        environment = {"sys_platform": "linux", "platform_machine": machine}
+        pinned = {each.name: str(each.specifier) for each in applying(installed, environment)}
+        names = {each.name for each in applying(needed, environment)}
+        assert pinned == {name: f"=={tested[name]}" for name in names}
+        assert ("onnxruntime-gpu" in names) == (machine == "x86_64")
 
 
+@pytest.mark.parametrize(
+    ("system", "machine", "expected"),
+    [
+        ("linux", "x86_64", {"onnxruntime-gpu", "uvloop"}),
+        ("linux", "aarch64", {"onnxruntime", "uvloop"}),
+        ("darwin", "arm64", {"onnxruntime", "uvloop"}),
+        ("win32", "AMD64", {"onnxruntime-gpu"}),
+        ("win32", "ARM64", {"onnxruntime"}),
+    ],
+)
+def test_every_system_gets_packages_that_exist_for_it(system: str, machine: str, expected: set[str]) -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {each.name for each in applying(needed, {"sys_platform": system, "platform_machine": machine})}
+    assert names & {"onnxruntime-gpu", "onnxruntime", "uvloop"} == expected
+
+
+def applying(requirements: Iterable[str], environment: dict[str, str]) -> list[Requirement]:
+    """The requirements that are installed on a system, of lines with and without a marker."""
+    every = [Requirement(line) for line in requirements if line.strip()]
+    return [each for each in every if each.marker is None or each.marker.evaluate(environment)]
+
+
+def test_the_image_holds_bundle_samples_and_serving_alone(bento: Path) -> None:
+    source = bento / "src"
+    held = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    files = [path for path in (ROOT / "serving").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
+    bundle = {
+        f"runs/demo/bundle/{name}" for name in ("manifest.json", "rule.json", GRAPH, "golden.npz", "MODEL_CARD.md")
+    }
+    assert held - {"bentofile.yaml", "README.md"} == expected | bundle | {"runs/demo/samples/red.png"}
+
+
+@pytest.mark.long
 def test_the_entry_point_serves_page_samples_and_answers(
     bento: Path, container: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -255,6 +317,7 @@ def test_the_entry_point_serves_page_samples_and_answers(
         assert "<title>openworld</title>" in http_get(server.url).text
         assert http_get(f"{server.url}/samples").json() == {"samples": ["red.png"]}
         assert http_post(f"{server.url}/predict", files={"image": image_bytes()}).json()["label"] == "red"
+        assert http_get(f"{server.url}/docs.json").status_code == 200
 
 
 USER = 1034

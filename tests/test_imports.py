@@ -16,13 +16,20 @@ PACKAGES = ("models", "training", "export", "serving")
 ALLOWED = {
     "models": ("models",),
     "training": ("training", "models", "serving.bundle", "serving.quarantine"),
-    "export": ("export", "training", "models", "serving.bundle", "serving.quarantine"),
+    "export": (
+        *("export", "training", "models", "serving.bundle", "serving.quarantine"),
+        *(f"serving.teaching.{name}" for name in ("curriculum", "errors", "learning", "writing")),
+    ),
     "serving": ("serving",),
     "serving.bundle": ("serving.bundle",),
 }
 """Package -> what it may import of the project; the longest name that fits a module counts."""
-DEMONSTRATIONS = ("export.demo_loop", "export.demo")
+DEMONSTRATIONS = ("export.demo_loop", "export.demo_teach", "export.demo")
 """These start a server and send it requests as a person would, so they may import all of serving."""
+TEACHING = tuple(f"serving.teaching.{name}" for name in ("work", "lesson_job", "group_job", "auto_job", "api.routes"))
+SERVING = ("serving.bundle.model", "serving.predict", "serving.http.app", "serving.service", "serving.model", *TEACHING)
+OF_EXTRAS = ("numba", "ray", "umap")
+"""Large packages that only a command, a process or a request that needs them imports."""
 OF_TRAINING = ("torch", "torchvision", "onnx", "sklearn", "safetensors", "models", "training", "export")
 
 
@@ -159,21 +166,20 @@ def test_a_cycle_is_found(tmp_path: Path) -> None:
     assert find_cycle(import_graph(tmp_path, ("p",))) == []
 
 
-@pytest.mark.parametrize("module", ["serving.service", "serving.http.app", "serving.predict", "serving.bundle.model"])
-def test_serving_needs_nothing_of_training(module: str) -> None:
+def test_serving_needs_nothing_of_training() -> None:
     """Other libraries must not import it either, whether it is installed or not."""
     forbid = f"""
 import sys
 
 class Forbid:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {OF_TRAINING!r}:
+        if name.partition(".")[0] in {OF_TRAINING + OF_EXTRAS!r}:
             raise ImportError(f"forbidden: {{name}}")
 
 sys.meta_path.insert(0, Forbid())
 """
     for before in ("import sys", forbid):
-        code = f"{before}\nimport {module}\nassert not {{*{OF_TRAINING!r}}} & set(sys.modules)"
+        code = f"{before}\nimport {', '.join(SERVING)}\nassert not {{*{OF_TRAINING!r}}} & set(sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout == done.stderr == ""
@@ -194,3 +200,12 @@ def test_every_package_has_its_init_file_in_git() -> None:
 def test_the_top_of_a_package_has_at_most_twelve_files(package: str) -> None:
     files = [file.name for file in (ROOT / package).glob("*.py") if file.name != "__init__.py"]
     assert len(files) <= 12, sorted(files)
+
+
+def test_no_class_name_means_two_things() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in module_files(ROOT).items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import decode, to_pixels
 from serving.inference.answers import AnswerFormatter, PredictionOptions
 
@@ -16,7 +16,7 @@ class Answering:
     """An image in, the fields of an answer out; BENCH_BUNDLE names the bundle."""
 
     def __init__(self) -> None:
-        self._model = Model.load(os.environ["BENCH_BUNDLE"], provider="cpu", threads=1)
+        self._model = BundleModel.load(os.environ["BENCH_BUNDLE"], provider="cpu", threads=1)
         self._formatter = AnswerFormatter(self._model.manifest)
         self._options = PredictionOptions.for_model(self._model)
 

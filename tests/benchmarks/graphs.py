@@ -7,10 +7,13 @@ from pathlib import Path
 
 import torch
 
+from export.__main__ import main as export
 from export.checks.parity import synthetic_images
 from models.config import NetworkConfig
 from tests.benchmarks.exported import random_run, resnet, write_bundle
+from tests.helpers_photos import write_photos
 from training.data.tasks import to_device
+from training.fit import main as fit
 from training.learn.decisions import make_decider
 from training.learn.measurements import task_measurements
 from training.presets import PRESETS
@@ -25,6 +28,15 @@ def resnet_bundle(folder: Path) -> Path:
 def digits_bundle(folder: Path) -> Path:
     """The network of the default preset: four tasks of two classes."""
     return _bundle(folder, "digits", PRESETS["digits"].network, tasks=4)
+
+
+def photos_bundle(folder: Path) -> Path:
+    """EfficientNet-Lite0 at 224 x 224 with its real weights, and statistics of drawn photos of four classes."""
+    counts = dict.fromkeys(("disc", "stripes", "checks", "triangle"), 24)
+    photos, run = write_photos(folder.parent / "photos", **counts), folder.parent / "run"
+    assert fit(["--data", str(photos), "--classes-per-task", "2", "--quick", "--out", str(run)]) == 0
+    assert export([str(run), "--out", str(folder)]) == 0
+    return folder
 
 
 def _bundle(folder: Path, name: str, config: NetworkConfig, tasks: int) -> Path:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from models.detectors.detector import UnknownDetector
 from training.data.sources import Sources
@@ -24,7 +26,7 @@ from training.learn.head import fit_calibration, fit_detectors
 from training.measure.evaluation import evaluate, measure
 from training.run import open_run
 from training.show.console import print_summary
-from training.store.checkpoint import METRICS, load, save, write_json
+from training.store.checkpoint import CURRENT, FORMAT, METRICS, PREVIOUS, load, save, write_json
 
 CPU = torch.device("cpu")
 
@@ -54,6 +56,16 @@ def refit(folder: Path, data: str | None = None) -> None:
     print_summary(result)
 
 
+def as_current_format(folder: Path) -> None:
+    """Mark the checkpoint as one of this version: only its networks are used, which are the same in formats 4 and 5."""
+    (folder / PREVIOUS).unlink(missing_ok=True)
+    with safe_open(folder / CURRENT, framework="pt") as stored:
+        metadata, names = stored.metadata() or {}, list(stored.keys())
+        tensors = {name: stored.get_tensor(name) for name in names}
+    if metadata.get("format") == "4":
+        save_file(tensors, folder / CURRENT, metadata=metadata | {"format": str(FORMAT)})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.refit", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN")
@@ -61,6 +73,7 @@ def main() -> None:
     parser.add_argument("--data", help="where the images are now, if they have moved")
     chosen = parser.parse_args()
     shutil.copytree(chosen.run, chosen.new)
+    as_current_format(chosen.new)
     refit(chosen.new, chosen.data)
 
 

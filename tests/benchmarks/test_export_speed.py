@@ -25,7 +25,7 @@ from models.masks.supermask import MaskedLayer
 from models.network import Network
 from serving.bundle.decision import decide
 from serving.bundle.manifest import Cascade
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.benchmarks import export_memory
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.eager import eager_logits, prepare_masks
@@ -59,7 +59,7 @@ def test_a_bundle_is_faster_and_smaller_than_its_network(method: str, report: Re
         folder = tmp_path / precision
         manifest = write_bundle(folder, run, [precision])
         sizes[precision] = folder_size(folder)
-        model = Model.load(folder, provider="cpu", precision=precision, threads=THREADS)
+        model = BundleModel.load(folder, provider="cpu", precision=precision, threads=THREADS)
         one = model.bundle.golden.pixels[2:3]
         contestants[precision] = lambda model=model, one=one: model.run(one)  # type: ignore[misc]
         if precision == "fp32":
@@ -105,7 +105,7 @@ def test_a_cascade_halves_the_cost_of_twenty_tasks(method: str, report: Report, 
         for candidates in (None, few, few + 1):
             folder = tmp_path / f"{precision} {candidates}"
             write_bundle(folder, run, [precision], candidates)
-            model = Model.load(folder, provider="cpu", precision=precision, threads=THREADS)
+            model = BundleModel.load(folder, provider="cpu", precision=precision, threads=THREADS)
             one = model.bundle.golden.pixels[2:3]
             contestants[candidates] = lambda model=model, one=one: model.run(one)  # type: ignore[misc]
         taken = {candidates: found.wall for candidates, found in take_turns(contestants, ROUNDS).items()}
@@ -149,7 +149,7 @@ def test_a_cascade_answers_as_the_full_evaluation_does(precision: str, learned: 
     cascade = learned.cascade
     assert cascade.seen is not None
     models = {
-        name: Model.load(folder, provider="cpu", precision=precision, threads=THREADS)
+        name: BundleModel.load(folder, provider="cpu", precision=precision, threads=THREADS)
         for name, folder in (("without", learned.full), ("with", learned.cascaded))
     }
     sets = {"validation": learned.validation.pixels, "test": learned.test}
@@ -170,7 +170,7 @@ def test_a_cascade_answers_as_the_full_evaluation_does(precision: str, learned: 
         assert agreeing["validation"] >= AGREEING
 
 
-def run_in_turn(model: Model, pixels: NDArray[np.uint8]) -> Callable[[], Any]:
+def run_in_turn(model: BundleModel, pixels: NDArray[np.uint8]) -> Callable[[], Any]:
     """Runs the next image each time it is called."""
     numbers = cycle(range(len(pixels)))
 
@@ -181,7 +181,7 @@ def run_in_turn(model: Model, pixels: NDArray[np.uint8]) -> Callable[[], Any]:
     return run
 
 
-def agreement(models: dict[str, Model], pixels: NDArray[np.uint8]) -> float:
+def agreement(models: dict[str, BundleModel], pixels: NDArray[np.uint8]) -> float:
     """The share of images with the same class and the same "known"."""
     full, fast = (decide(run_graph(model.session, pixels), model.bundle.rule) for model in models.values())
     return float(((full.class_id == fast.class_id) & (full.known == fast.known)).mean())

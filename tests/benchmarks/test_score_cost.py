@@ -10,7 +10,7 @@ import pytest
 
 from models.config import NetworkConfig
 from models.detectors.mixture import COMPONENTS
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.exported import CLASSES, random_run, resnet, write_bundle
 from tests.benchmarks.timing import take_turns
@@ -37,7 +37,7 @@ def test_the_default_decision_costs_little_more_than_the_papers(name: str, repor
     for decision in ("paper", DEFAULT):
         decider = make_decider(run.network, decision, run.rule.alpha)
         write_bundle(tmp_path / decision, replace(run, decider=decider))
-        model = Model.load(tmp_path / decision, provider="cpu", precision="fp32", threads=THREADS)
+        model = BundleModel.load(tmp_path / decision, provider="cpu", precision="fp32", threads=THREADS)
         one = model.bundle.golden.pixels[2:3]
         contestants[decision] = lambda model=model, one=one: model.run(one)  # type: ignore[misc]
     taken = take_turns(contestants, rounds)

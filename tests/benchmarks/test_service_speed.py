@@ -8,6 +8,7 @@ that run the same graph alone, one may be a tenth slower for as long as it lives
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,20 +19,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.contestants import CONTESTANTS, FASTAPI, OURS, Contestant, cpu_seconds
-from tests.benchmarks.graphs import digits_bundle, resnet_bundle
+from tests.benchmarks.graphs import digits_bundle, photos_bundle, resnet_bundle
 from tests.helpers_serving import Server, metric, saved
 from tests.load import Figures, repeat_for, send
 
 CLIENTS = (1, 16)
-ROUNDS = 5
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 WARM_UP = 48
 """Requests to each contestant before it is measured."""
 
 
-@pytest.mark.parametrize(("make", "seconds"), [(resnet_bundle, 8), (digits_bundle, 3)], ids=["resnet18", "digits"])
+@pytest.mark.parametrize(
+    ("make", "seconds"),
+    [(resnet_bundle, 8), (photos_bundle, 5), (digits_bundle, 3)],
+    ids=["resnet18", "photos", "digits"],
+)
 def test_requests_per_second(make: Callable[[Path], Path], seconds: float, report: Report, tmp_path: Path) -> None:
     bundle = make(tmp_path / "bundle")
     image = picture(bundle)
@@ -71,7 +76,7 @@ def test_server_time_above_the_graph(report: Report, tmp_path: Path) -> None:
     """Digits, 1 client: the cost of a request beyond one run of the graph, in wall time and processor time."""
     bundle = digits_bundle(tmp_path / "bundle")
     image = picture(bundle)
-    model = Model.load(bundle, provider="cpu", threads=1)
+    model = BundleModel.load(bundle, provider="cpu", threads=1)
     above: dict[str, list[tuple[float, float]]] = defaultdict(list)
     graphs, paced, own = [], [], []
     with started(tmp_path, bundle) as running:
@@ -132,12 +137,12 @@ def own_clock(contestant: Contestant, server: Server) -> float:
 
 def picture(bundle: Path) -> bytes:
     """A PNG of the size that the graph takes."""
-    image = Model.load(bundle, provider="cpu", threads=1).bundle.golden.pixels[3]
+    image = BundleModel.load(bundle, provider="cpu", threads=1).bundle.golden.pixels[-1]
     return saved(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image))
 
 
 def bundle_name(bundle: Path) -> str:
-    return Model.load(bundle, provider="cpu", threads=1).manifest.name
+    return BundleModel.load(bundle, provider="cpu", threads=1).manifest.name
 
 
 def assert_same_answers(running: list[tuple[Contestant, Server]], image: bytes) -> None:
@@ -162,7 +167,7 @@ class GraphAlone(NamedTuple):
     cpu: float
 
 
-def graph_alone(model: Model, pause: float = 0.0) -> GraphAlone:
+def graph_alone(model: BundleModel, pause: float = 0.0) -> GraphAlone:
     """Run the graph for a second, each time `pause` seconds after the last."""
     pixels = model.bundle.golden.pixels[:1]
     taken = []

@@ -22,6 +22,7 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
+CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +44,6 @@ def browser() -> Iterator[Browser]:
     # Chromium's own sandbox refuses to run as root, which a container's test usually is.
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *root])
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *CAMERA, *root])
         yield started
         started.close()

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from export.__main__ import main as export
+from export.samples import main as samples
 from serving.bundle.decision import Verdicts, judge
 from tests.helpers_serving import ROOT
 from training.data.datasets import load_source
@@ -51,8 +53,9 @@ def learn_default(folder: Path) -> Line:
         # After a failure, every process that needs it tries again and reports the error.
         shutil.rmtree(folder, ignore_errors=True)
         run("training.fit", "--out", str(folder))
-        run("export", str(folder), "--out", str(folder / "bundle"))
-        run("export.samples", str(folder), "--out", str(folder / "samples"))
+        # In this process, which has imported torch.
+        assert export([str(folder), "--out", str(folder / "bundle")]) == 0
+        assert samples([str(folder), "--out", str(folder / "samples")]) == 0
     finished = open_run(folder, CPU)
     preset = finished.config.preset
     known, unknown = known_and_unknown(load_source(preset.dataset, preset.image, None), finished.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,22 +12,32 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from serving.bundle.manifest import load_bundle
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.e2e.default import Line, png, run
 from tests.helpers_serving import PATIENCE, ROOT, Server, http_post, serving
 from training.data.datasets import load_source
+from training.evaluate import main as evaluate
+
+pytestmark = pytest.mark.long
 
 STEEP = 1e-3
 """Between two close validation scores a p-value falls by a whole step over a tiny interval, so the rounding of a 32-bit
 score changes it more there."""
 
 
+SERVING_ONLY = ROOT / ".venv-serving" / "bin" / "python"
+"""Of an environment without torch, scikit-learn and onnx: only the packages of a server installation."""
+
+
 @pytest.fixture(scope="module")
 def server(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("home"), line.bundle) as started:
+    """In the environment that has only what a server needs, if it is there."""
+    python = SERVING_ONLY if SERVING_ONLY.exists() else Path(sys.executable)
+    with serving(tmp_path_factory.mktemp("home"), line.bundle, python=str(python)) as started:
         yield started
 
 
@@ -41,9 +52,9 @@ def test_the_default_is_learned_well(line: Line) -> None:
     assert [len(row) for row in metrics["accuracy_matrix"]] == [1, 2, 3, 4]
 
 
-def test_evaluate_repeats_what_fit_measured(line: Line) -> None:
-    again = json.loads(run("training.evaluate", str(line.folder), "--json").stdout)
-    assert again == json.loads((line.folder / "metrics.json").read_text())
+def test_evaluate_repeats_what_fit_measured(line: Line, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate([str(line.folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((line.folder / "metrics.json").read_text())
 
 
 def test_no_image_is_stored(line: Line) -> None:
@@ -95,7 +106,7 @@ def test_the_command_line_answers_as_the_server_does(line: Line, server: Server,
 
 
 def test_an_answer_does_not_depend_on_its_batch(line: Line) -> None:
-    model = Model.load(line.bundle, provider="cpu")
+    model = BundleModel.load(line.bundle, provider="cpu")
     images = line.pixels[:: len(line.pixels) // 8][:8]
     together = model.predict(images)
     alone = [model.predict(images[row : row + 1]) for row in range(len(images))]
@@ -116,15 +127,11 @@ def test_a_given_task_answers_within_it(line: Line, server: Server) -> None:
     assert answer["confidence"] == answer["p_within_task"]
 
 
-def test_a_serving_only_environment_serves_the_bundle(line: Line, tmp_path: Path) -> None:
-    """Without torch, scikit-learn and onnx: only the packages of a server installation."""
-    python = ROOT / ".venv-serving" / "bin" / "python"
-    if not python.exists():
+def test_a_serving_only_environment_serves_the_bundle(line: Line, server: Server) -> None:
+    if not SERVING_ONLY.exists():
         pytest.skip("no .venv-serving; `make test` makes it")
     absent = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ['torch', 'sklearn', 'onnx'])))"
-    assert subprocess.run([python, "-c", absent], check=False).returncode == 0
-    (tmp_path / "image.png").write_bytes(png(line.pixels[0]))
-    with serving(tmp_path / "home", line.bundle, python=str(python)) as started:
-        answer = http_post(f"{started.url}/predict", files={"image": (tmp_path / "image.png").read_bytes()}).json()
-    offline = line.offline()
-    assert answer["unknown_score"] == pytest.approx(offline.unknown_score[0], abs=STEEP)
+    assert subprocess.run([SERVING_ONLY, "-c", absent], check=False).returncode == 0
+    assert psutil.Process(server.process.pid).cmdline()[0] == str(SERVING_ONLY)
+    answer = http_post(f"{server.url}/predict", files={"image": png(line.pixels[0])}).json()
+    assert answer["unknown_score"] == pytest.approx(line.offline().unknown_score[0], abs=STEEP)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.inference.answers import PredictionOptions, answer_image
 from serving.settings import Settings
 from tests.benchmarks.overload import Room, assert_orderly, heavy_bundle, overload
@@ -29,6 +29,8 @@ from tests.helpers_serving import (
     write_bundle,
 )
 from tests.load import http_request, send, workers
+
+pytestmark = pytest.mark.long
 
 KEPT = 0.3
 """Least share of the peak's answers per second: a server that collapses under overload keeps far less. The exact share
@@ -101,7 +103,7 @@ def test_every_answer_belongs_to_its_image(tmp_path: Path) -> None:
     """1,000 requests from 32 clients to two workers that run images together."""
     bundle = write_bundle(tmp_path / "bundle")
     images = mixed_images()
-    model = Model.load(bundle, provider="cpu")
+    model = BundleModel.load(bundle, provider="cpu")
     wanted = [
         answer_image(model, image, PredictionOptions.for_model(model)).model_dump(mode="json") for image in images
     ]

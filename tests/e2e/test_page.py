@@ -6,16 +6,21 @@ Screenshots are left in pytest's temporary folder.
 from __future__ import annotations
 
 import base64
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 from serving.http import page as served_page
-from tests.helpers_serving import FAILS, GREY, PATIENCE, Server, http_get, image_bytes, serving, write_bundle
+from serving.http.openapi import TAGS
+from serving.settings import Settings
+from tests.helpers_serving import FAILS, GREY, PATIENCE, Server, http_get, image_bytes, saved, serving, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Route
@@ -119,6 +124,10 @@ def test_the_api_reader_works_without_another_host(context: BrowserContext, serv
     page.goto(f"{server.url}/docs")
     page.wait_for_selector("text=/predict")
     assert [url for url in asked if not url.startswith((f"{server.url}/", "data:"))] == []
+    # It looks like the other pages, and groups what it lists.
+    assert page.inner_text(".brand h1") == "openworld"
+    assert page.locator(".opblock-tag").first.get_attribute("data-tag") == "Predictions"
+    assert page.locator(".opblock-tag").count() == len(TAGS)
     page.close()
 
 
@@ -138,6 +147,7 @@ def test_a_sample_is_answered_with_everything_in_the_response(page: Page) -> Non
     assert widths[0] < at < widths[1]
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_work_is_announced_with_every_answer(
     context: BrowserContext, server: Server, page: Page, tmp_path: Path
 ) -> None:
@@ -242,12 +252,84 @@ def test_an_image_can_be_chosen(page: Page) -> None:
     assert wait_for(page, "known") == "yellow"
 
 
+def sent_image(page: Page, content: bytes, kind: str) -> bytes:
+    """What the page sends for a chosen file, seen by the page's own `fetch`: the browser does not show it to a test."""
+    page.evaluate(
+        """() => {
+            const send = window.fetch;
+            window.sent = new Promise((resolve) => {
+                window.fetch = (path, options) => {
+                    if (String(path).startsWith("predict")) resolve(options.body);
+                    return send(path, options);
+                };
+            });
+        }"""
+    )
+    page.set_input_files("#file", {"name": "photo", "mimeType": kind, "buffer": content})
+    text = page.evaluate(
+        """async () => {
+            const bytes = new Uint8Array(await (await window.sent).arrayBuffer());
+            const parts = [];
+            for (let at = 0; at < bytes.length; at += 8192) {
+                parts.push(String.fromCharCode(...bytes.subarray(at, at + 8192)));
+            }
+            return btoa(parts.join(""));
+        }"""
+    )
+    return base64.b64decode(text)
+
+
+def test_a_large_photo_is_shrunk_upright_before_it_is_sent(page: Page, tmp_path: Path) -> None:
+    """It is stored lying on its side, as phones do; the blue band is at the top of the upright photo."""
+    upright = np.random.default_rng(0).integers(0, 60, (2400, 1600, 3), dtype=np.uint8)
+    upright[..., 0] += 195
+    upright[:100] = (0, 0, 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
+    content = saved(stored, "JPEG", quality=95, exif=exif)
+    body = sent_image(page, content, "image/jpeg")
+    assert wait_for(page, "known") == "red"
+    assert len(body) < len(content) / 4
+    received = Image.open(io.BytesIO(body))
+    assert (received.format, received.size) == ("JPEG", (512, 768))
+    assert received.getexif().get(0x0112, 1) == 1
+    band, below = (np.asarray(received.convert("RGB"))[row].mean(axis=0) for row in (10, 400))
+    assert band[2] > 200 > 100 > band[0]
+    assert below[0] > 200 > 100 > below[2]
+    assert page.inner_text("#sent").startswith("Sent as 512 \u00d7 768 pixels, ")
+    assert page.inner_text("#on-photo").split("\n")[0] == "red"
+    page.screenshot(path=tmp_path / "photo.png", full_page=True)
+
+
+def test_a_transparent_photo_is_shrunk_onto_white(page: Page) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (1200, 1200, 4), dtype=np.uint8)
+    noise[:600, :, 3] = 0
+    body = sent_image(page, saved(Image.fromarray(noise)), "image/png")
+    received = np.asarray(Image.open(io.BytesIO(body)).convert("RGB"))
+    assert received.shape == (512, 512, 3)
+    assert received[:200].min() > 240
+
+
+def test_a_small_image_is_sent_as_it_is_and_answered_on_the_photo(page: Page) -> None:
+    content = image_bytes(GREY, size=(900, 900), kind="BMP")
+    assert sent_image(page, content, "image/bmp") == content
+    wait_for(page, "unknown")
+    assert page.inner_text("#on-photo").startswith("unknown")
+    assert page.locator("#sent").is_hidden()
+    page.click("#clear")
+    assert page.locator("#on-photo").is_hidden()
+    draw(page, (0.2, 0.3), (0.8, 0.3))
+    page.wait_for_selector("#task-detail:not([hidden])")
+    assert page.locator("#on-photo").is_hidden(), "a drawing is not a photo"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"no image at all", "cannot read this file"),
-        (image_bytes()[:40], "damaged or incomplete"),
-        (b"", "empty"),
+        (b"no image at all", "cannot read this file: “broken.png” is not an image that it knows"),
+        (image_bytes()[:40], "“broken.png” is damaged or incomplete"),
+        (b"", "“broken.png” is empty"),
     ],
     ids=["text", "truncated", "empty"],
 )
@@ -258,6 +340,30 @@ def test_a_broken_file_is_refused_with_a_clear_message(page: Page, content: byte
     assert page.inner_text("#hint") == "No preview"
     click_sample(page, "red")
     assert wait_for(page, "known") == "red"
+
+
+def test_a_file_that_is_too_large_is_explained(page: Page) -> None:
+    """A service that refuses a file may answer or close the connection; both are explained."""
+    content = b"x" * (Settings().max_bytes + 1)
+    page.set_input_files("#file", {"name": "scan.tiff", "mimeType": "image/tiff", "buffer": content})
+    said = wait_for(page, "problem")
+    assert "“scan.tiff”" in said
+    assert "33.6 MB" in said
+
+
+def test_nothing_is_cut_and_the_tools_are_in_one_row(page: Page) -> None:
+    more = "more than 99.9\u00a0%"
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        click_sample(page, "red")
+        wait_for(page, "known")
+        page.evaluate("(text) => { document.querySelector('#class-bars .value').textContent = text; }", more)
+        cut = "[...document.querySelectorAll('#class-bars .value')].filter(e => e.scrollWidth > e.clientWidth).length"
+        assert page.evaluate(cut) == 0
+        inside = "document.querySelector('#class-bars').getBoundingClientRect().right"
+        assert page.evaluate(f"document.querySelector('#class-bars .value').getBoundingClientRect().right <= {inside}")
+        tops = page.evaluate("[...document.querySelectorAll('.tools button')].map(e => e.getBoundingClientRect().top)")
+        assert len(set(tops)) == 1
 
 
 def test_the_slider_changes_the_verdict(page: Page) -> None:
@@ -421,3 +527,32 @@ def test_the_browser_asks_about_its_copies(server: Server) -> None:
     assert first.headers["cache-control"] == "no-cache"
     again = http_get(f"{server.url}/page/app.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_page_says_whether_the_images_are_still_the_same(
+    context: BrowserContext, server: Server, tmp_path: Path
+) -> None:
+    page = open_page(context.new_page(), server)
+    page.locator("#drift summary").click()
+    assert "no sign of a change" in page.inner_text("#drift-list")
+    assert page.locator("#drift-list dt").all_inner_texts()[:2] == ["Unknown answers", "All tasks"]
+    assert page.locator("#drift-notice").is_hidden()
+    example = {
+        "request_id": "abc",
+        "label": "red",
+        "unknown_score": 2.0,
+        "brightness": 9.0,
+        "at": "2024-01-01T00:00:00.000Z",
+    }
+    alarm = {"task": 1, "at": "2024-01-01T00:05:00.000Z", "since": "2024-01-01T00:00:00.000Z", "images": 84}
+    report = http_get(f"{server.url}/drift").json()
+    report["alarms"] = [{**alarm, "before": 5000, "change": "darker", "examples": [example]}]
+    page.route("**/drift", lambda route: route.fulfill(json=report))
+    page.reload()
+    page.wait_for_selector("#drift-notice:not([hidden])")
+    notice = page.inner_text("#drift-notice")
+    assert "The images have changed. Task 1: blue, yellow: darker since" in notice
+    assert "84 images, compared with 5,000 before" in notice
+    assert "requests abc" in notice
+    page.screenshot(path=tmp_path / "drift.png", full_page=True)
+    page.close()

@@ -10,8 +10,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from serving.bundle.manifest import load_bundle
-from serving.bundle.model import WORTH_ROUNDING, Model
+from serving.bundle.model import WORTH_ROUNDING, BundleModel
 from tests.e2e.default import Line, run
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def bundle(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_labels_and_ranking_are_those_of_fp32(precision: str, line: Line, bundle: Path) -> None:
     wanted, got = (
-        Model.load(bundle, provider="cpu", precision=name).predict(line.pixels) for name in ("fp32", precision)
+        BundleModel.load(bundle, provider="cpu", precision=name).predict(line.pixels) for name in ("fp32", precision)
     )
     assert (got.class_id == wanted.class_id).mean() >= 0.99
     unknown = np.arange(len(line.pixels)) >= line.known
@@ -34,7 +36,7 @@ def test_labels_and_ranking_are_those_of_fp32(precision: str, line: Line, bundle
 
 def test_a_cpu_runs_int8_only_if_it_is_measured_to_be_faster(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        model = Model.load(bundle, provider="cpu", threads=1)
+        model = BundleModel.load(bundle, provider="cpu", threads=1)
     (fp32, int8), (chosen,) = re.findall(r"([\d.]+) ms in", caplog.text), re.findall(r"CPU: (\w+) is used", caplog.text)
     assert model.precision == chosen
     # The log rounds both times to hundredths of a millisecond.

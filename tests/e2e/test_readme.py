@@ -23,6 +23,8 @@ from PIL import Image
 from tests.e2e.default import Line
 from tests.helpers_serving import PATIENCE, ROOT, free_port, http_get, http_post
 
+pytestmark = pytest.mark.long
+
 DEMO_PORT = "3000"
 START_SECONDS = 60
 

@@ -8,12 +8,15 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from tests.helpers_serving import PATIENCE, Server, eventually, http_post, image_bytes, metric, serving, write_bundle
+
+pytestmark = pytest.mark.long
 
 RED = image_bytes()
 
@@ -119,6 +122,23 @@ def test_a_killed_worker_comes_back_while_the_other_serves_on(pair: Server) -> N
     # The new worker replaces the dead one in the gauges and is not counted in addition.
     eventually(lambda: (metric(pair, "openworld_model_info"), metric(pair, "openworld_queue_limit")) == (1, 256))
     assert http_post(f"{pair.url}/predict", content=RED).json()["label"] == "red"
+
+
+def test_workers_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+    """Otherwise they would keep the port, and no server could take it over."""
+    bundle = write_bundle(tmp_path / "bundle")
+    with serving(tmp_path / "home", bundle) as first:
+        orphans = psutil.Process(first.process.pid).children(recursive=True)
+        accepted = half_sent(first)
+        first.process.kill()
+        # What was accepted is still answered.
+        eventually(lambda: unanswered(first))
+        assert b'"label":"red"' in rest_of(accepted)
+        _, alive = psutil.wait_procs(orphans, timeout=PATIENCE)
+    assert alive == []
+    assert "is gone: this worker ends" in first.log.read_text()
+    with socket.create_server(("127.0.0.1", first.port)):
+        pass
 
 
 def test_sigterm_under_load_loses_nothing_that_was_accepted(pair: Server) -> None:

@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from serving.bundle.decision import OUTPUT_NAMES
 from serving.bundle.layout import RULE
 from serving.bundle.manifest import INPUT_NAME
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.shelf import Shelf
 from serving.inference.answers import PredictionOptions, answer_image
 from tests.conftest import ReportLine
@@ -41,6 +41,8 @@ from tests.helpers_serving import (
     write_bundle,
 )
 from tests.load import Figures, Reply, http_request, send, workers
+
+pytestmark = pytest.mark.long
 
 TOKEN = "a-token-for-these-tests-alone"
 SWAPS = 20
@@ -98,7 +100,7 @@ class Known:
         self.wanted: dict[str, list[Any]] = {}
         for turn in range(3):
             written = write_turned(folder / str(turn), turn)
-            model = Model.load(written, provider="cpu")
+            model = BundleModel.load(written, provider="cpu")
             version = model.manifest.version
             self.folders[version] = written
             answers = [answer_image(model, image, PredictionOptions.for_model(model)) for image in IMAGES]
@@ -234,7 +236,7 @@ def bad(shelf: Shelf, known: Known) -> list[str]:
     """Names on the shelf: a bundle with a damaged file, and one with wrong golden outputs."""
     corrupt = shutil.copytree(known.folders[known.versions[0]], shelf.folder / "corrupt")
     (corrupt / RULE).write_bytes(b"{}")
-    golden = golden_of(Model.load(known.folders[known.versions[0]], provider="cpu"))
+    golden = golden_of(BundleModel.load(known.folders[known.versions[0]], provider="cpu"))
     wrong = {**golden, "logits": golden["logits"] + np.float32(1)}
     write_bundle(shelf.folder / "wrong", graph=turned_graph(0), golden=wrong)
     return ["corrupt", "wrong"]

@@ -17,6 +17,8 @@ from tests.helpers_serving import PATIENCE, Server, serving, write_bundle
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
+pytestmark = pytest.mark.long
+
 TOKEN = "f00dfacef00dface-token"
 PHONE = {"width": 375, "height": 740}
 
@@ -102,6 +104,9 @@ def test_groups_are_labelled_with_mouse_and_keyboard_and_it_lasts(page: Page, fi
     page.get_by_test_id(f"name-{one}").fill("eight")
     assert page.get_by_test_id(f"hint-{one}").inner_text() == "“eight” is a new class"
     page.get_by_test_id(f"save-{one}").click()
+    # Six of its images are not shown.
+    assert "Only 24 of them are shown." in page.get_by_test_id("sure").inner_text()
+    page.get_by_test_id("sure-yes").click()
     noticed(page, "Named 30 images “eight”.")
     page.click(thumb(page, filled.first[1]))
     page.click(thumb(page, filled.first[2]), modifiers=["Shift"])
@@ -200,6 +205,32 @@ def test_groups_are_merged_and_all_of_a_large_one_is_shown(page: Page, filled: F
     assert not page.get_by_test_id("bar").is_visible()
 
 
+def test_unseen_images_are_not_named_by_mistake(page: Page, filled: Filled) -> None:
+    one = filled.groups[0]
+    page.get_by_test_id(f"name-{one}").fill("eight")
+    page.keyboard.press("Enter")
+    page.get_by_test_id("sure-cancel").click()
+    assert states(filled, filled.first) == {("new", None, None)}
+    page.get_by_test_id(f"save-{one}").click()
+    page.get_by_test_id("sure-shown").click()
+    noticed(page, "Named 24 images “eight”.")
+    assert states(filled, filled.first[:24]) == {("named", "eight", "ada")}
+    assert states(filled, filled.first[24:]) == {("new", None, None)}
+
+
+def test_an_image_is_shown_large_with_its_neighbours(page: Page, filled: Filled) -> None:
+    page.dblclick(thumb(page, filled.first[1]))
+    large = page.get_by_test_id("zoom")
+    assert page.get_by_test_id("zoom-place").inner_text() == "2 of 24"
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_test_id("zoom-place").inner_text() == "3 of 24"
+    assert large.locator("img").get_attribute("src") == f"unknowns/items/{filled.first[2]}/image"
+    assert large.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 24
+    page.keyboard.press("Escape")
+    assert large.count() == 0
+    assert page.evaluate("document.activeElement.id") == f"thumb-{filled.first[1]}"
+
+
 def test_deletion_is_asked_about(page: Page, filled: Filled) -> None:
     page.click(thumb(page, filled.loose[0]))
     page.get_by_test_id("selected-delete").click()
@@ -235,6 +266,7 @@ def test_names_are_text_and_never_markup(page: Page, filled: Filled) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     page.get_by_test_id(f"name-{one}").fill(hostile)
     page.keyboard.press("Enter")
+    page.get_by_test_id("sure-yes").click()
     noticed(page, hostile)
     assert page.get_by_test_id(f"title-{one}").inner_text() == f"“{hostile}” (group {one})"
     assert page.locator("img[src=x]").count() == 0
@@ -244,6 +276,7 @@ def test_a_refusal_is_shown_and_nothing_is_lost(page: Page, filled: Filled) -> N
     one = filled.groups[0]
     page.get_by_test_id(f"name-{one}").fill("unknown")
     page.keyboard.press("Enter")
+    page.get_by_test_id("sure-yes").click()
     page.get_by_text("This name cannot be used.").wait_for()
     assert "1 to 100 printable characters" in page.inner_text("#problem-more")
     assert page.get_by_test_id(f"name-{one}").input_value() == "unknown"

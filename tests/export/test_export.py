@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -23,9 +24,9 @@ from export.graph.evidence import Evidence
 from export.graph.session import run_graph, whole_session
 from export.graph.writer import OPSET
 from serving.bundle.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
-from serving.bundle.layout import GOLDEN, MANIFEST, RULE, graph_name, part_name
+from serving.bundle.layout import CARD, GOLDEN, MANIFEST, RULE, graph_name, part_name
 from serving.bundle.manifest import INPUT_NAME, Cascade, load_bundle
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.export.conftest import Exported
 from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import (
@@ -72,7 +73,7 @@ def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     files = {path.name: path.stat().st_size for path in exported.bundle.path.iterdir()}
     owners = {"task0", "task1"} | ({"shared"} if exported.run.config.method == "sup" else set())
     parts = {part_name(owner) for owner in owners} | {part_name(owner, "fp32") for owner in owners - {"shared"}}
-    assert files.keys() == {MANIFEST, RULE, GOLDEN, graph_name("fp32"), *parts}
+    assert files.keys() == {MANIFEST, RULE, GOLDEN, CARD, graph_name("fp32"), *parts}
     named = [("task0.bin", "task0.fp32.bin"), ("task1.bin", "task1.fp32.bin")]
     assert [task.parts for task in exported.bundle.manifest.tasks] == named
     manifest_size = files.pop(MANIFEST)
@@ -81,8 +82,20 @@ def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     assert exported.bundle.rule == exported.run.rule
 
 
+def test_the_model_card_tells_of_the_run(exported: Exported) -> None:
+    card = (exported.bundle.path / CARD).read_text()
+    manifest = exported.bundle.manifest
+    assert f"openworld fit --method {manifest.method} --out RUN" in card
+    assert "| source | tiny |" in card
+    assert f"| torch | {manifest.versions['torch']} |" in card
+    # Places on the machine that learned it are nobody's business.
+    assert str(exported.folder) not in card
+    # The card is part of what the version stands for.
+    assert manifest.files[CARD].sha256 == hashlib.sha256(card.encode()).hexdigest()
+
+
 def test_the_server_takes_the_bundle(exported: Exported) -> None:
-    model = Model.load(exported.bundle.path, provider="cpu")
+    model = BundleModel.load(exported.bundle.path, provider="cpu")
     assert model.bundle.manifest.version == exported.bundle.manifest.version
 
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from export.__main__ import main as export
-from export.checks import parity
-from export.checks.inspection import cascade_summary, inspect
+from export.checks import overview, parity
+from export.checks.inspection import cascade_summary, detector_summary, inspect
+from export.checks.overview import print_overview
 from export.inspect import main
 from serving.bundle.manifest import Bundle, load_bundle
 from tests.export.conftest import Exported
@@ -42,12 +44,44 @@ def test_multiplications_by_hand(exported: Exported) -> None:
 
 
 def test_the_command_shows_tasks_and_verification(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(exported.bundle.path)]) == 0
+    assert main([str(exported.bundle.path), "--verbose"]) == 0
     shown = capsys.readouterr().out
     assert exported.bundle.manifest.version in shown
     assert "replaces no other version" in shown
     assert "no cascade: every task sees an image in all rotations, 8 views" in shown
     assert "logits difference batch 7" in shown
+
+
+def test_a_bundle_is_one_screen_whatever_its_size(
+    exported_hat: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(exported_hat.bundle.path)]) == 0
+    shown = capsys.readouterr().out
+    manifest = exported_hat.bundle.manifest
+    assert manifest.version in shown
+    assert "fp32: " in shown
+    for title, part in manifest.verdict.parts.items():
+        assert f"{title}: {part.grade}" in shown
+    # Thirty tasks of twelve classes with long names.
+    task = manifest.tasks[0]
+    tasks = [
+        task.model_copy(
+            update={
+                "task": number,
+                "first_class_id": 12 * number,
+                "labels": tuple(f"class {number} {n:090}" for n in range(12)),
+            }
+        )
+        for number in range(30)
+    ]
+    monkeypatch.setattr(overview, "seconds_per_image", lambda *_: 0.0123)
+    print_overview(replace(exported_hat.bundle, manifest=manifest.model_copy(update={"tasks": tuple(tasks)})))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert any("and 22 more tasks" in line for line in lines)
+    assert "fp32: 12.3 ms per image on this CPU" in lines
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +121,8 @@ def test_the_command_shows_precisions_cascade_and_what_is_unchanged(
     rich_bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(rich_bundle.path)]) == 0
+    assert "replaces version 859549a0961c: 1 of 2 tasks are unchanged" in capsys.readouterr().out
+    assert main([str(rich_bundle.path), "--verbose"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "replaces version 859549a0961c: 1 of 2 tasks are unchanged" in shown
     assert "cascade: at most 1 of 2 tasks see an image in all rotations, 1 on average: 5 views instead of 8" in shown
@@ -130,3 +166,17 @@ def test_a_cascade_that_saves_too_little_is_described_so(exported_hat: Exported,
 def test_a_missing_bundle_exits_with_2_and_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_bytes_of_detectors_are_those_of_the_scores_of_the_decision(exported_hat: Exported) -> None:
+    run, costs = exported_hat.run, inspect(exported_hat.bundle).tasks
+    network, decider = run.need_decider("a test")
+    for task, part in enumerate(costs):
+        detector = network.detector(task)
+        needed = detector.needs(decider.scorers[task].decision)
+        scores = [detector.score(name) for name in needed if name != "logits"]
+        least = sum(values.nbytes for score in scores for values in score.buffers())
+        assert least <= part.detector_bytes < part.stored_bytes[None]
+    summary = detector_summary(exported_hat.bundle, costs)
+    assert f"{sum(part.detector_bytes for part in costs) / 1e3:.1f} kB" in summary
+    assert f"the scores of {sum(task.images for task in run.rule.tasks)} images" in summary

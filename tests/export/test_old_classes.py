@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from export.__main__ import main
-from export.checks.old_classes import MAX_LOSS, ClassLoss, compare_classes
 from export.graph.evidence import Evidence
 from export.graph.session import GraphQuery, open_written
 from models.network import Network
 from serving.bundle.decision import decide
 from serving.bundle.manifest import load_bundle
+from serving.bundle.old_classes import MAX_LOSS, ClassLoss, compare_classes
 from serving.bundle.shelf import Shelf
 from tests.export.networks import NO_EVIDENCE, learned, pixels_for, put_run, run_of, with_another_task
 

@@ -11,7 +11,7 @@ import pytest
 from export.__main__ import main
 from export.graph.evidence import Evidence
 from serving.bundle.manifest import load_bundle
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
 from serving.inference.answers import AnswerFormatter, PredictionOptions, describe
 from tests.export.conftest import Exported
@@ -50,7 +50,7 @@ def test_by_force_every_answer_and_the_description_have_the_warning(
     out = tmp_path / "bundle"
     assert main([str(run), "--out", str(out), "--force"]) == 0
     assert f"note: forced: Does not work here: task prediction ({BAD.numbers})." in capsys.readouterr().err
-    model = Model.load(out, provider="cpu")
+    model = BundleModel.load(out, provider="cpu")
     options = PredictionOptions.for_model(model)
     verdicts = model.predict(model.bundle.golden.pixels[:1])
     fields = AnswerFormatter(model.manifest).fields(verdicts, 0, options)
@@ -64,7 +64,7 @@ def test_a_weak_run_and_one_that_was_not_measured_need_no_force(grade: str, run:
     weak = PartVerdict.model_validate({"grade": grade, "numbers": "TP 60 %"})
     judged(run, summarise(weak, weak, weak))
     assert main([str(run), "--out", str(tmp_path / "bundle")]) == 0
-    model = Model.load(tmp_path / "bundle", provider="cpu")
+    model = BundleModel.load(tmp_path / "bundle", provider="cpu")
     assert (model.manifest.verdict.tp, model.manifest.verdict.warning) == (weak, None)
 
 

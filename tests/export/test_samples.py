@@ -19,7 +19,7 @@ def test_samples_are_replaced_whole_or_not_at_all(
     (out / "old.png").write_bytes(b"old")
     with monkeypatch.context() as patch:
         # The first rename moves the older folder away, the second moves the new one to its place.
-        patch.setattr("export.graph.directory.exchange", lambda *_: False)
+        patch.setattr("serving.bundle.directory.exchange", lambda *_: False)
         raise_at_call(patch, os, "rename", 2)
         with pytest.raises(OSError, match="rename died"):
             write_samples(exported_hat.folder, exported_hat.bundle.path, out)

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from export.__main__ import main as export
 from export.graph.cascade import cascaded, rotated_outputs
 from export.graph.session import run_graph, whole_session
 from models.backbones import BACKBONES
@@ -19,7 +21,10 @@ from models.masks import MECHANISMS
 from models.network import Network
 from models.parameter_counts import capacity_used, count_parameters
 from models.registry import Registry
+from models.trunks import TRUNKS
+from models.trunks.cache_settings import FOLDER_VARIABLE
 from serving.bundle.decision import OUTPUT_NAMES, complete
+from serving.bundle.model import BundleModel
 from tests.export.networks import decider_for, pixels_for, written
 from tests.helpers import (
     FEATURES,
@@ -56,7 +61,7 @@ class Cook:
         self._folder = folder
         patch.syspath_prepend(folder)
 
-    def follow(self, registry: Registry, name: str) -> None:
+    def follow(self, registry: Registry | dict[str, str], name: str) -> None:
         """Write the recipe's file and register the entry that the recipe's line names."""
         text = DOCUMENT.read_text(encoding="utf-8")
         module, attribute = re.findall(rf'^"{name}": "[a-z.]+\.([a-z_]+):([A-Za-z_]+)",$', text, re.MULTILINE)[0]
@@ -218,6 +223,26 @@ def test_a_mask_mechanism_is_added(optimizer: str, cook: Cook, tmp_path: Path) -
 
 
 # ---- registries
+
+
+def test_a_trunk_is_added(cook: Cook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    cook.follow(TRUNKS, "colours")
+    photos = tmp_path / "photos"
+    random = np.random.default_rng(0)
+    for label, colour in {"red": (200, 60, 60), "blue": (60, 60, 200), "green": (60, 200, 60)}.items():
+        (photos / label).mkdir(parents=True)
+        for number in range(30):
+            noise = random.normal(colour, 25, (40, 50, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(noise).save(photos / label / f"{number}.png")
+    run, bundle = tmp_path / "run", tmp_path / "bundle"
+    assert fit.main(["--data", str(photos), "--trunk", "colours", "--tasks", "red,blue", "--out", str(run)]) == 0
+    assert export([str(run), "--out", str(bundle), "--force"]) == 0
+    model = BundleModel.load(bundle, provider="cpu")
+    assert model.manifest.trunk is not None
+    assert model.manifest.trunk.name == "colours"
+    new = np.full((1, 64, 64, 3), (190, 70, 60), np.uint8)
+    assert model.manifest.labels[model.predict(new).class_id[0]] == "red"
 
 
 def test_a_name_that_no_tensor_can_have_is_refused() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
+from tests.helpers_quarantine import Postgres, postgres, postgres_binaries
 from tests.helpers_serving import PATIENCE, Server, serving, write_bundle
 
 
@@ -17,13 +18,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(bundle: Path) -> Model:
-    return Model.load(bundle, provider="cpu")
+def model(bundle: Path) -> BundleModel:
+    return BundleModel.load(bundle, provider="cpu")
 
 
 @pytest.fixture(scope="session")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("home"), bundle) as running:
+    """With the default settings, started without an address."""
+    with serving(tmp_path_factory.mktemp("home"), bundle, host=None) as running:
         yield running
 
 
@@ -31,3 +33,12 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def client(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def running_postgres() -> Iterator[Postgres]:
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed (Debian: apt-get install postgresql)")
+    with postgres(binaries) as server:
+        yield server

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,7 +24,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.client import UNREACHABLE, UNREADABLE, AsyncClient, Client, Retries, ServiceError, _file
 from serving.errors import BusyError
 from serving.http.schemas import Answer, error_answer
@@ -33,11 +36,11 @@ MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "P", "PA", "RGB", "RGBA", "RGBa",
 QUICK = Retries(attempts=4, first=0.01)
 
 
-def expected(model: Model, content: bytes, **question: Any) -> Answer:
+def expected(model: BundleModel, content: bytes, **question: Any) -> Answer:
     return answer_image(model, content, PredictionOptions.for_model(model, **question))
 
 
-def test_an_image_may_be_bytes_a_path_or_an_image_in_memory(server: Server, model: Model, tmp_path: Path) -> None:
+def test_an_image_may_be_bytes_a_path_or_an_image_in_memory(server: Server, model: BundleModel, tmp_path: Path) -> None:
     path = tmp_path / "image.png"
     path.write_bytes(RED)
     with Client(server.url) as client:
@@ -75,7 +78,7 @@ def test_a_photograph_that_lies_on_its_side_is_the_same_in_memory(server: Server
         assert client.predict(opened) == client.predict(path)
 
 
-def test_parameters_reach_the_server(server: Server, model: Model) -> None:
+def test_parameters_reach_the_server(server: Server, model: BundleModel) -> None:
     with Client(server.url) as client:
         question = {"task": 1, "alpha": 0.2, "top": 4}
         assert client.predict(RED, **question) == expected(model, RED, **question)
@@ -92,7 +95,7 @@ def test_a_refusal_is_a_typed_error(server: Server) -> None:
     assert str(error) == error.message
 
 
-def test_an_invalid_image_is_an_error_in_its_own_slot_only(server: Server, model: Model) -> None:
+def test_an_invalid_image_is_an_error_in_its_own_slot_only(server: Server, model: BundleModel) -> None:
     with Client(server.url) as client:
         first, bad, last = client.predict_many([RED, b"junk", GREY_IMAGE], request_id="mine-2")
         assert client.predict_many([]) == []
@@ -101,14 +104,14 @@ def test_an_invalid_image_is_an_error_in_its_own_slot_only(server: Server, model
     assert (bad.code, bad.status, bad.request_id) == ("unsupported_image", 415, "mine-2")
 
 
-def test_model_and_readiness(server: Server, model: Model) -> None:
+def test_model_and_readiness(server: Server, model: BundleModel) -> None:
     with Client(server.url) as client:
         description = client.model()
         assert client.ready()
     assert description == describe(model, max_batch=description.max_batch)
 
 
-def test_the_same_for_asyncio(server: Server, model: Model) -> None:
+def test_the_same_for_asyncio(server: Server, model: BundleModel) -> None:
     async def ask() -> None:
         async with AsyncClient(server.url) as client:
             one, many, description, ready = await asyncio.gather(
@@ -153,6 +156,62 @@ def test_files_and_pictures_are_read_beside_the_event_loop(
 def test_a_client_needs_nothing_of_the_server() -> None:
     code = "import sys, serving.client; sys.exit(bool({'bentoml', 'onnxruntime', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+BUILD = "from setuptools import build_meta; print(build_meta.build_wheel({folder!r}))"
+ASK = """
+import asyncio, sys
+from openworld_client import AsyncClient, Client, Retries, ServiceError
+
+async def ask(url, image):
+    async with AsyncClient(url) as client:
+        return (await client.predict(image)).label
+
+url, image = sys.argv[1:]
+with Client(url, retries=Retries(attempts=1)) as client:
+    print(client.predict(image).label, client.model().name, asyncio.run(ask(url, image)))
+    try:
+        client.predict(b"text")
+    except ServiceError as error:
+        print(error.code, error.status)
+    client.teaching("token")
+imported = {name.partition(".")[0] for name in sys.modules}
+print(sorted(imported & {"serving", "numpy", "fastapi", "bentoml", "sqlalchemy"}))
+"""
+
+
+def test_the_distribution_of_the_client_works_without_openworld(server: Server, tmp_path: Path) -> None:
+    """Its wheel is built without a network, and used by a process that does not find the packages of openworld."""
+    checkout, site = tmp_path / "checkout", tmp_path / "site"
+    ignored = shutil.ignore_patterns("__pycache__", "static", "build", "*.egg-info", "openworld_client")
+    for name in ("client", "serving"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", checkout)
+    command = [sys.executable, "-c", BUILD.format(folder=str(tmp_path))]
+    built = subprocess.run(command, cwd=checkout / "client", capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    wheel = tmp_path / built.stdout.splitlines()[-1]
+    assert wheel.name.startswith("openworld_client-")
+    with zipfile.ZipFile(wheel) as stored:
+        stored.extractall(site)
+        (requirements,) = [stored.read(name).decode() for name in stored.namelist() if name.endswith("METADATA")]
+    assert "Requires-Dist: httpx" in requirements
+    picture = tmp_path / "red.png"
+    picture.write_bytes(RED)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, server.url, picture],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["red tiny red", "unsupported_image 415", "[]"]
+    # An import of more of the server would be noticed when it is built.
+    (checkout / "serving/errors.py").write_text("from serving.settings import Settings\n")
+    refused = subprocess.run(command, cwd=checkout / "client", capture_output=True, text=True, check=False)
+    assert "imports serving.settings, which is not part of the client" in refused.stderr
 
 
 @dataclass
@@ -204,7 +263,7 @@ BUSY = error_answer(BusyError("too much to do", got="1 more", allowed="0", retry
 
 
 @pytest.fixture(scope="module")
-def good(model: Model) -> bytes:
+def good(model: BundleModel) -> bytes:
     return expected(model, RED).model_dump_json().encode()
 
 
@@ -227,7 +286,9 @@ Ask = Callable[..., Any]
 
 @FLAVOURS
 @pytest.mark.parametrize("status", [503, 429])
-def test_a_busy_response_is_retried_with_the_same_request(ask: Ask, status: int, model: Model, good: bytes) -> None:
+def test_a_busy_response_is_retried_with_the_same_request(
+    ask: Ask, status: int, model: BundleModel, good: bytes
+) -> None:
     busy = (status, {"retry-after": "0"}, BUSY)
     scene = Scene([busy, busy, (200, {}, good)])
     with acting(scene) as url:
@@ -238,12 +299,12 @@ def test_a_busy_response_is_retried_with_the_same_request(ask: Ask, status: int,
 
 
 @FLAVOURS
-def test_a_broken_connection_is_tried_again(ask: Ask, model: Model, good: bytes) -> None:
+def test_a_broken_connection_is_tried_again(ask: Ask, model: BundleModel, good: bytes) -> None:
     with acting(Scene([(HANG_UP, {}, b""), (200, {}, good)])) as url:
         assert ask(url) == expected(model, RED)
 
 
-def test_several_images_are_sent_again_too(good: bytes, model: Model) -> None:
+def test_several_images_are_sent_again_too(good: bytes, model: BundleModel) -> None:
     both = b'{"answers":[' + good + b"," + BUSY + b"]}"
     scene = Scene([(503, {"retry-after": "0"}, BUSY), (200, {}, both)])
     with acting(scene) as url, Client(url, retries=QUICK) as client:
@@ -282,7 +343,7 @@ def test_an_unreadable_response_is_a_service_error(status: int, answer: bytes) -
     assert (caught.value.code, caught.value.status) == (UNREADABLE, status)
 
 
-def test_unknown_fields_of_a_newer_server_are_ignored(good: bytes, model: Model) -> None:
+def test_unknown_fields_of_a_newer_server_are_ignored(good: bytes, model: BundleModel) -> None:
     answer = json.loads(good)
     answer["more"] = answer["model"]["more"] = answer["tasks"][0]["more"] = 1
     with acting(Scene([(200, {}, json.dumps(answer).encode())])) as url:

@@ -13,6 +13,7 @@ from serving.demo import main, taken
 from tests.helpers_serving import PATIENCE, ROOT, eventually, free_port, server_environment, write_bundle
 
 
+@pytest.mark.long
 def test_no_server_outlives_it(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     port = free_port()

@@ -78,9 +78,11 @@ def test_with_the_key_there_are(strict: Server, headers: dict[str, str]) -> None
 def test_the_typed_client_sends_the_key(strict: Server) -> None:
     with Client(strict.url, api_key=KEY) as client:
         assert client.predict(RED).label == "red"
-    with Client(strict.url) as client, pytest.raises(ServiceError) as caught:
-        client.predict(RED)
-    assert (caught.value.code, caught.value.status) == ("unauthorized", 401)
+        assert client.drift().unknown.high <= 1.0
+    for asked in (lambda client: client.predict(RED), Client.drift):
+        with Client(strict.url) as client, pytest.raises(ServiceError) as caught:
+            asked(client)
+        assert (caught.value.code, caught.value.status) == ("unauthorized", 401)
 
 
 @pytest.mark.parametrize("path", ["/predict%0A", "/predict_many%0A", "/admin/status%0A", "/unknowns%0A"])
@@ -147,6 +149,7 @@ def test_the_key_is_in_no_log(strict: Server) -> None:
     assert KEY[:-1] not in strict.log.read_text()
 
 
+@pytest.mark.long
 def test_a_client_that_stops_reading_does_not_hold_up_the_end(bundle: Path, tmp_path: Path) -> None:
     """Answers that exceed all socket buffers cannot be sent; the deadline ends the wait."""
     with (

@@ -16,6 +16,8 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from serving.telemetry.metrics import exposition
 from tests.helpers_serving import COLOURS, GREY, Server, eventually, http_get, http_post, image_bytes, metric, serving
 
+pytestmark = pytest.mark.long
+
 KNOWN, UNKNOWN = 12, 4
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from serving.bundle import model as models
 from serving.bundle.errors import BundleError, ProviderError
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.precisions import PRECISIONS
 from serving.host.preflight import check_in_child
-from tests.helpers_serving import http_get, serving, write_bundle
+from serving.inference.answers import describe
+from serving.inference.engine import Engine
+from serving.settings import Settings
+from tests.helpers_serving import write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -40,37 +43,37 @@ def test_a_cpu_runs_int8_only_where_it_is_faster(
 ) -> None:
     take(monkeypatch, {"fp32": fp32, "int8": int8})
     with caplog.at_level(logging.INFO):
-        assert Model.load(both, provider="cpu").precision == chosen
+        assert BundleModel.load(both, provider="cpu").precision == chosen
     expected = f"an image takes {fp32:.2f} ms in fp32, {int8:.2f} ms in int8 on this CPU: {chosen} is used"
     assert [record.message for record in caplog.records if "an image takes" in record.message] == [expected]
 
 
 def test_the_faster_of_two_real_graphs_is_found(both: Path) -> None:
     """Two models on one graph, of which one runs it a hundred times."""
-    fast = Model.load(both, provider="cpu", precision="fp32")
+    fast = BundleModel.load(both, provider="cpu", precision="fp32")
 
-    class Slow(Model):
+    class Slow(BundleModel):
         def run(self, pixels, *, features=False):  # type: ignore[no-untyped-def]
             for _ in range(99):
                 super().run(pixels, features=features)
             return super().run(pixels, features=features)
 
-    slow = Slow(fast.bundle, "int8", Model.load(both, provider="cpu", precision="int8").session)
+    slow = Slow(fast.bundle, "int8", BundleModel.load(both, provider="cpu", precision="int8").session)
     quick, late = models.seconds_per_image([fast, slow])
     assert 0 < quick < late
-    assert Model.load(both, provider="cpu").precision in ("fp32", "int8")
+    assert BundleModel.load(both, provider="cpu").precision in ("fp32", "int8")
 
 
 def test_nothing_is_timed_where_there_is_no_choice(
     both: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(monkeypatch, {})
-    assert Model.load(bundle, provider="cpu").precision == "fp32"
-    assert Model.load(both, provider="cpu", precision="int8").precision == "int8"
+    assert BundleModel.load(bundle, provider="cpu").precision == "fp32"
+    assert BundleModel.load(both, provider="cpu", precision="int8").precision == "int8"
     half = write_bundle(tmp_path / "half", precisions=("fp32", "fp16"))
-    assert Model.load(half, provider="cpu").precision == "fp32"
+    assert BundleModel.load(half, provider="cpu").precision == "fp32"
     alone = write_bundle(tmp_path / "alone", precisions=("fp16",))
-    assert Model.load(alone, provider="cpu").precision == "fp16"
+    assert BundleModel.load(alone, provider="cpu").precision == "fp16"
 
 
 def test_a_gpu_would_run_fp16_and_int8_last() -> None:
@@ -80,22 +83,22 @@ def test_a_gpu_would_run_fp16_and_int8_last() -> None:
 def test_a_precision_that_the_bundle_does_not_contain_is_refused(both: Path) -> None:
     expected = f"{both}: precision is 'fp16'; allowed with this bundle: auto, fp32, int8"
     with pytest.raises(BundleError, match=expected):
-        Model.load(both, provider="cpu", precision="fp16")
+        BundleModel.load(both, provider="cpu", precision="fp16")
 
 
 def test_a_precision_that_does_not_exist_is_refused(both: Path) -> None:
     with pytest.raises(ProviderError, match="precision is 'int4'; allowed: auto, fp32, int8, fp16"):
-        Model.load(both, provider="cpu", precision="int4")
+        BundleModel.load(both, provider="cpu", precision="int4")
 
 
 def test_the_self_test_compares_with_the_golden_outputs_of_its_precision(both: Path) -> None:
-    model = Model.load(both, provider="cpu", precision="int8")
+    model = BundleModel.load(both, provider="cpu", precision="int8")
     model.self_test()
     for values in model.bundle.golden.outputs["int8"].values():
         values += 1
     with pytest.raises(BundleError, match=r"model\.int8\.onnx: logits of the images in golden\.npz"):
         model.self_test()
-    Model.load(both, provider="cpu", precision="fp32").self_test()
+    BundleModel.load(both, provider="cpu", precision="fp32").self_test()
 
 
 def test_a_server_is_stopped_before_it_starts(
@@ -106,9 +109,10 @@ def test_a_server_is_stopped_before_it_starts(
     assert "allowed with this bundle: auto, fp32, int8" in capfd.readouterr().err
 
 
-def test_the_server_reports_its_precision(both: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, both, settings={"OPENWORLD_PRECISION": "fp32", "OPENWORLD_ALPHA": "0.2"}) as server:
-        model = http_get(f"{server.url}/model").json()
+def test_a_worker_reports_its_precision(both: Path) -> None:
+    engine = Engine(Settings(bundle=both, precision="fp32", alpha=0.2))
+    engine.close()
+    model = describe(engine.loaded.model).model_dump(mode="json")
     assert (model["alpha"], model["expected_acceptance"]) == (0.2, 0.8)
     assert (model["precision"], model["precisions"]) == ("fp32", ["fp32", "int8"])
     assert model["cascade"] == {"candidates": None, "margin": None, "seen": None, "agreement": None, "images": 0}

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,9 @@ from PIL import Image
 
 from serving.__main__ import main as serve
 from serving.bundle.layout import RULE
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.errors import ImageFormatError
+from serving.host.address import LOOPBACK
 from serving.http.schemas import Answer, Answers
 from serving.predict import main
 from serving.service import OpenWorld
@@ -41,6 +43,7 @@ from tests.helpers_serving import (
     serving,
     write_bundle,
 )
+from tests.load import listening
 
 Body = dict[str, Any]
 MEBIBYTE = 1024 * 1024
@@ -246,7 +249,7 @@ def test_many_at_once_each_get_their_own_answer(server: Server) -> None:
         assert all(threads.map(ask, range(200)))
 
 
-def test_model_describes_the_served_bundle(client: httpx.Client, model: Model) -> None:
+def test_model_describes_the_served_bundle(client: httpx.Client, model: BundleModel) -> None:
     described = client.get("/model").json()
     assert (described["name"], described["version"]) == ("tiny", model.manifest.version)
     assert [task["labels"] for task in described["tasks"]] == [["red", "green"], ["blue", "yellow"]]
@@ -268,7 +271,7 @@ def test_the_log_has_no_unexpected_error(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("damage", "target"), [("corrupt", None), ("wrong golden", SOURCE)])
-def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str | None, model: Model) -> None:
+def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str | None, model: BundleModel) -> None:
     folder = tmp_path / "bundle"
     if damage == "corrupt":
         write_bundle(folder)
@@ -300,16 +303,18 @@ def test_an_unusable_setting_stops_the_start(
     assert errors[-1].startswith(expected[name])
 
 
+@pytest.mark.long
 def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Path, client: httpx.Client) -> None:
     """Its own client gets the same answers from it as any other."""
     files = [tmp_path / f"{label}.png" for label in ("red", "blue")]
     for file in files:
         file.write_bytes(image_bytes(COLOURS[file.stem]))
     with (
-        serving(tmp_path / "home", bundle, target=SOURCE) as server,
+        serving(tmp_path / "home", bundle, target=SOURCE, host=None) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as other,
         bentoml.SyncHTTPClient(server.url) as own,
     ):
+        assert listening(server) == {LOOPBACK}
         assert other.get("/model").json() == client.get("/model").json()
         wanted = [client.post("/predict", **as_raw(file.read_bytes())).json() for file in files]
         assert [other.post("/predict", **as_raw(file.read_bytes())).json() for file in files] == wanted
@@ -369,16 +374,25 @@ def test_bentomls_own_parser_gets_no_body(client: httpx.Client, tmp_path: Path) 
 
 
 def test_a_bundle_may_be_named_on_the_command_line(tmp_path: Path, bundle: Path) -> None:
-    """The argument takes precedence over the environment, before or after options; a shelf with it is refused."""
+    """The argument takes precedence over the environment; a shelf with it is refused."""
     missing = tmp_path / "missing"
     command = [*serve_command(free_port()), str(missing)]
     (line,) = refused(command, tmp_path, bundle)
     assert line.startswith(f"{missing}: no such bundle directory")
-    *start, host, address, option, port = serve_command(free_port())
-    (line,) = refused([*start, host, address, str(missing), option, port], tmp_path, bundle)
-    assert line.startswith(f"{missing}: no such bundle directory")
     (line,) = refused(command, tmp_path, None, {"OPENWORLD_BUNDLES": str(tmp_path)})
     assert "OPENWORLD_BUNDLES" in line
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_the_bundle_may_stand_before_or_after_options(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENWORLD_BUNDLE", "BENTOML_HOST", "BENTOML_DO_NOT_TRACK"):
+        monkeypatch.setenv(name, "")
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
+    words = ["--host", LOOPBACK, "--port", str(free_port())]
+    serve([*words[:place], "mine", *words[place:]])
+    assert os.environ["OPENWORLD_BUNDLE"] == "mine"
+    assert f"--port={words[-1]}" in started[0]
 
 
 @pytest.mark.parametrize("option", [("--host", "somewhere"), ("--port", "70000"), ("--port", "0"), ("--port", "x")])

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from serving.bundle.errors import ImageError
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import decode
 from serving.bundle.structure import MOST_SCANS
 from serving.inference.queue import InferenceQueue
@@ -63,6 +63,7 @@ def test_a_bmp_is_not_compressed(bits: int) -> None:
     refused(run_lengths(2000, bits=bits), "unsupported_image", message)
 
 
+@pytest.mark.long
 def test_small_images_are_answered_while_hostile_ones_are_uploaded(bundle: Path, tmp_path: Path) -> None:
     """Each of these once held a thread for 15 seconds and more; there are two threads."""
     hostile = [
@@ -83,7 +84,7 @@ def test_small_images_are_answered_while_hostile_ones_are_uploaded(bundle: Path,
     assert max(waited) < 8
 
 
-def test_an_image_that_is_never_decoded_does_not_hold_up_the_end(model: Model) -> None:
+def test_an_image_that_is_never_decoded_does_not_hold_up_the_end(model: BundleModel) -> None:
     stuck = threading.Event()
 
     async def body(queue: InferenceQueue) -> None:

@@ -49,7 +49,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture(scope="module", params=["hat", "sup"])
+@pytest.fixture(scope="module", params=["hat", pytest.param("sup", marks=pytest.mark.long)])
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -94,6 +94,7 @@ def test_learning_in_two_sessions_equals_learning_in_one(copied: Path, whole_run
     ]
 
 
+@pytest.mark.long
 def test_several_tasks_may_come_at_once_or_one_by_one(copied: Path, first_run: Path, tmp_path: Path) -> None:
     assert run(copied, "--add-task", "four; three") == 0
     other = Path(shutil.copytree(first_run, tmp_path / "other"))
@@ -167,6 +168,7 @@ def test_no_old_image_is_looked_at(copied: Path, monkeypatch: pytest.MonkeyPatch
     assert_same_run(copied, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whole_run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:

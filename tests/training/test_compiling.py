@@ -20,6 +20,8 @@ from training.learn.features import learn_features
 if TYPE_CHECKING:
     from torch._dynamo.testing import CompileCounterWithBackend
 
+pytestmark = pytest.mark.long
+
 TASKS = 2
 
 

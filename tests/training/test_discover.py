@@ -13,7 +13,7 @@ from PIL import Image
 
 from export.__main__ import main as export
 from serving.bundle.decision import FEATURES
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.quarantine.records import Arrival, Item
 from serving.quarantine.store import Store
 from tests.helpers import tiny_source
@@ -31,8 +31,8 @@ def bundle(tiny_hat: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(bundle: Path) -> Model:
-    return Model.load(bundle, provider="cpu")
+def model(bundle: Path) -> BundleModel:
+    return BundleModel.load(bundle, provider="cpu")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def arrival(
     return Arrival(png(seed), "unknown", 1000.0 + seed, version, answer, features)
 
 
-def clouds(model: Model) -> NDArray[np.float32]:
+def clouds(model: BundleModel) -> NDArray[np.float32]:
     """Features of 25 + 15 images in two clusters and of 3 outliers."""
     size = model.run(model.bundle.golden.pixels[:1], features=True)[FEATURES].shape[1]
     generator = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def address(tmp_path: Path) -> list[str]:
 
 
 def test_groups_are_found_stored_and_printed(
-    store: Store, model: Model, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Store, model: BundleModel, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = model.manifest.version
     ids = store.add([arrival(n, row, version) for n, row in enumerate(clouds(model))]).kept
@@ -89,7 +89,7 @@ def test_groups_are_found_stored_and_printed(
     assert "name the groups on the page /unknowns" in table
 
 
-def test_only_unknowns_that_nobody_has_looked_at_are_grouped(store: Store, model: Model, bundle: Path) -> None:
+def test_only_unknowns_that_nobody_has_looked_at_are_grouped(store: Store, model: BundleModel, bundle: Path) -> None:
     arrivals = [arrival(n, row, model.manifest.version) for n, row in enumerate(clouds(model))]
     ids = store.add([*arrivals[:38], arrivals[38]._replace(kind="audit"), *arrivals[39:]]).kept
     store.mark_junk(ids[:10], "ann")
@@ -99,7 +99,7 @@ def test_only_unknowns_that_nobody_has_looked_at_are_grouped(store: Store, model
 
 
 def test_images_of_another_version_are_shown_to_the_model(
-    store: Store, model: Model, caplog: pytest.LogCaptureFixture
+    store: Store, model: BundleModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = np.zeros(3, np.float32)
     kept = arrival(0, np.ones(5, np.float32), model.manifest.version, "two", 0.9)
@@ -129,7 +129,7 @@ def test_images_of_another_version_are_shown_to_the_model(
 
 
 def test_an_image_that_cannot_be_read_is_named_and_skipped(
-    store: Store, model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, model: BundleModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (number,) = store.add([arrival(0, np.zeros(3, np.float32), "older")]).kept
     (file,) = [path for path in (tmp_path / "images").rglob("*") if path.is_file()]
@@ -192,7 +192,7 @@ def test_a_group_that_is_surely_taken_for_one_class_is_that_class_changed(
     assert 0 <= found.cohesion <= 1
 
 
-def test_new_groups_come_before_changed_ones_and_large_before_small(store: Store, model: Model) -> None:
+def test_new_groups_come_before_changed_ones_and_large_before_small(store: Store, model: BundleModel) -> None:
     store.add([arrival(0, np.zeros(3, np.float32))])
     (item,) = store.items()
     generator = np.random.default_rng(0)

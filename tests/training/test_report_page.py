@@ -76,7 +76,7 @@ def page(whole_run: WholeRun) -> str:
 def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun) -> None:
     read = Reader(page)
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
-    for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["forgetting"]):
+    for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["lost_to_newer_classes"]):
         assert f"{100 * value:.1f} %" in read.words
     for name, title in PARTS.items():
         part = measured["verdict"][name]
@@ -93,7 +93,8 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     assert f"openworld fit --method {whole_run.method} --out" in read.words
     assert (whole_run.folder / "config.json").read_text() in read.words
     # Over time, held back, theorems, confusion, reliability, scores, ROC, two curves, room, use.
-    assert read.tags.count("svg") == 11
+    # Eleven plots, and the map with two marks in its legend.
+    assert read.tags.count("svg") == 14
     counted = {"hat": "units", "sup": "weights"}[whole_run.method]
     assert f"% of each layer's {counted} that each task uses" in read.words
     assert f"All bounds hold on\n{measured['test_images']} of {measured['test_images']} images" in read.words
@@ -101,11 +102,25 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     assert all(address.startswith(("data:", "#")) for address in read.addresses)
     assert not re.search(r"url\((?!#)", page)
     assert "default-src 'none'" in page
+    # The project's name, the contents, and folds for what only authors of papers need.
+    assert "openworld report</title>" in page
+    assert read.words.index("report of a run") < read.words.index("After each task")
+    anchors = re.findall(r'<a href="#(\w+)">', page)
+    assert {"after", "known", "mistakes", "limits", "made", "papers"} <= set(anchors)
+    assert all(f'id="{anchor}"' in page for anchor in anchors)
+    folded = re.findall(r'<details class="fold" id="(\w+)">', page)
+    assert folded == ["measures", "theory", "decisions", "network", "learning"]
+    assert "@media print" in page
 
 
 def test_pictures_take_the_colours_of_the_page(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
-    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+    # The map and its legend get their colours from the style sheet.
+    drawings = [
+        each for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "matplotlib" in each or "<defs>" in each
+    ]
+    assert len(drawings) == 11
+    for drawing in drawings:
         assert "var(--ink)" in drawing
         assert "#000000" not in drawing
 
@@ -202,6 +217,27 @@ def test_a_run_without_unknown_images_or_history_has_a_page(tmp_path: Path) -> N
     assert "This run has no history of its epochs." in read.words
     assert "unknown AUROC" not in read.words
     assert "0 never learned but accepted as a class" in read.words
+
+
+def test_a_map_by_umap_needs_the_extra(
+    whole_run: WholeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("serving.bundle.umap_places.installed", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        main([str(whole_run.folder), "--map", "umap"])
+    assert "pip install -e '.[umap]'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_map_by_umap_has_other_places(page: str, whole_run: WholeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    # UMAP itself is tested with the page /unknowns; compiling it takes most of a minute.
+    monkeypatch.setattr("training.show.embedding_map.umap_places", lambda points: -points[:, 1::-1])
+    before = re.findall(r'class="dot[^>]*', page)
+    assert main([str(whole_run.folder), "--map", "umap"]) == 0
+    again = (whole_run.folder / PAGE).read_text()
+    assert len(re.findall(r'class="dot[^>]*', again)) == len(before) > 3
+    assert re.findall(r'class="dot[^>]*', again) != before
+    assert ", made by UMAP" in again
 
 
 def test_a_folder_that_is_no_run_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

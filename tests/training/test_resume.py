@@ -91,6 +91,7 @@ def assert_same_run(got: Path, wanted: Path) -> None:
     assert epochs(got) == epochs(wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", AFTER_SAVE.values(), ids=AFTER_SAVE)
 def test_a_run_killed_after_a_save_ends_the_same(
     number: int, whole_run: WholeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ def test_a_process_killed_with_signal_9_in_the_middle_of_an_epoch_goes_on(whole_
     assert_same_run(folder, whole_run.folder)
 
 
+@pytest.mark.long
 def test_momentum_survives_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiny_preset(monkeypatch, optimizer="lars")
     assert run(tmp_path / "whole") == 0

@@ -18,7 +18,7 @@ from export.checks.inspection import inspect
 from models.masks.hat import UnitMask
 from models.network import Network
 from serving.bundle.manifest import ImageSpec, load_bundle
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.helpers import FEATURES, adam, random_images, tiny_network, tiny_task
 from training import fit, study
 from training.config import Augmentation, FeatureLearning, HeadLearning, system_title
@@ -32,6 +32,7 @@ from training.learn.correction import corrected
 from training.learn.features import learn_features
 from training.measure import alternative_rules
 from training.measure.alternative_rules import AlternativeRule, learned_logits
+from training.measure.baselines import BASELINES
 from training.measure.evaluation import evaluate as evaluate_run
 from training.measure.evaluation import measure
 from training.presets import PRESETS, choose_preset
@@ -167,7 +168,7 @@ def test_a_run_of_cross_entropy_exports_and_its_graph_equals_the_network(
     folder, bundle = run_of(studied, method, "ce"), tmp_path / "bundle"
     assert export_command.main([str(folder), "--out", str(bundle)]) == 0
     assert f"digits-{method}-ce version" in capsys.readouterr().out
-    model, run = Model.load(bundle, provider="cpu"), open_run(folder, CPU)
+    model, run = BundleModel.load(bundle, provider="cpu"), open_run(folder, CPU)
     pixels = Sources(run.config).test_images()[0].test.pixels[:9]
     wanted = run.outputs(pixels, CPU)
     got = model.session.run(["logits", "distances"], {model.session.get_inputs()[0].name: pixels})
@@ -205,6 +206,7 @@ def test_a_system_learns_the_digits(method: str, loss: str, studied: Path) -> No
     assert read_config(folder).loss == loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in study.RULES if name != study.SERVED])
 @pytest.mark.parametrize(("method", "loss"), SYSTEMS)
 def test_a_run_is_evaluated_with_every_rule_without_retraining(
@@ -289,18 +291,52 @@ def test_a_run_cannot_change_its_loss(studied: Path, capsys: pytest.CaptureFixtu
     assert "leave out --loss, --buffer" in capsys.readouterr().err
 
 
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 def test_the_study_prints_a_row_for_each_system_and_prediction(
     studied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predictions = ["served", "argmax", "argmax+c"]
-    assert study.main(["--out", str(studied), "--seeds", "0", "--predictions", *predictions]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    words = ["--out", str(studied), "--seeds", "0", "--predictions", *predictions]
+    assert study.main([*words, "--no-joint"]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    lines, counts = first.splitlines(), second.splitlines()
     shown = (Path(__file__).parents[2] / "docs/reports/results.md").read_text()
-    assert lines[0] + "\n" + lines[1] in shown
-    assert lines[15] + "\n" + lines[16] in shown
-    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:14]]
-    assert rows == [[system_title(*system), name] for system in SYSTEMS for name in predictions]
-    assert [line.split("|")[1].strip() for line in lines[17:]] == [system_title(*system) for system in SYSTEMS]
+    for table in (lines, counts):
+        assert table[0] + "\n" + table[1] in shown
+    rows = [cells_of(line) for line in lines[2:]]
+    systems = [[system_title(*system), name] for system in SYSTEMS for name in predictions]
+    assert [row[:2] for row in rows] == [*([study.BASELINE, each.name] for each in BASELINES), *systems]
+    stored = cells_of(lines[0]).index("stored images")
+    assert [row[stored] for row in rows] == [*"0000", *["0", "0", "40"] * len(SYSTEMS)]
+    assert [cells_of(line)[0] for line in counts[2:]] == [system_title(*system) for system in SYSTEMS]
+
+
+def test_the_study_learns_all_classes_as_one_task_for_an_upper_bound(
+    studied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--methods", "hat", "--losses", "ce", "--seeds", "0", "--predictions", "served", "--out", str(studied)]
+    assert study.main(words) == 0
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    joint = dict(zip(cells_of(lines[0]), cells_of(lines[-1]), strict=True))
+    assert joint["system"] == "HAT"
+    assert joint["prediction"] == study.JOINT
+    assert joint["TP %"] == joint["task AUROC"] == "-"
+    assert joint["TIL %"] == joint["CIL %"]
+    assert read_config(studied / "digits-hat-ce-joint-0").tasks == (tuple("0123"),)
+
+
+def test_baselines_need_no_run_and_leave_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study.main(["--baselines", "--seeds", "0", "1", "--out", str(tmp_path / "none")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [dict(zip(cells_of(lines[0]), cells_of(line), strict=True)) for line in lines[2:]]
+    assert [row["prediction"] for row in rows] == [each.name for each in BASELINES]
+    # Four digits of sixty images each are easy.
+    assert all(float(row["CIL %"].partition(" ")[0]) > 90 for row in rows)
+    assert all(float(row["unknown AUROC"].partition(" ")[0]) > 0.8 for row in rows)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_study_has_every_rule() -> None:

@@ -19,7 +19,7 @@ from models.detectors.mixture import DeepMixture
 from models.detectors.task_scorer import TaskScorer
 from serving.bundle.decision import Rule, TaskRule
 from serving.bundle.manifest import Cascade, load_bundle
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from tests.export.networks import evidence_for, learned, pixels_for, put_run, run_of
 from training.learn.decisions import Decider
 
@@ -206,7 +206,7 @@ def test_the_manifest_records_the_cascade_and_the_graph_has_it(
     )
     how = "all tasks see all rotations" if candidates is None else "at most 1 tasks see all rotations"
     assert how in capsys.readouterr().out
-    model = Model.load(tmp_path / "bundle", provider="cpu")
+    model = BundleModel.load(tmp_path / "bundle", provider="cpu")
     model.self_test()
     graph = (tmp_path / "bundle" / "model.fp32.onnx").read_bytes()
     assert (b"task2/again/If" in graph) == (candidates is not None)

@@ -83,8 +83,8 @@ class Reference:
             norms = [(self.state[f"_blocks.{b}._bn2.weight"], self.state[f"_blocks.{b}._bn2.bias"]) for b in stage]
             std = torch.stack([gamma**2 for gamma, _ in norms]).sum(dim=0).sqrt() + 1e-3
             parts.append((averages[block] - torch.stack([beta for _, beta in norms]).sum(dim=0)) / std)
-        # Draws instead of the integral; 200,000 of them are right to about half a percent.
-        drawn = torch.randn(200_000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        # Quantiles instead of the integral; 2,000 of them are right to about a thousandth.
+        drawn = torch.special.ndtri((torch.arange(2000, dtype=torch.float64)[:, None] + 0.5) / 2000)
         clipped = (self.state["_bn1.bias"] + drawn * self.state["_bn1.weight"]).clamp(0, 6)
         parts.append((averages["head"] - clipped.mean(dim=0)) / (clipped.std(dim=0) + 1e-3))
         units = [part / part.norm(dim=1, keepdim=True) for part in parts]

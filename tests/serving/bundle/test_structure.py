@@ -29,7 +29,7 @@ from tests.helpers_hostile import (
     with_scans,
     worst_known,
 )
-from tests.helpers_serving import saved
+from tests.helpers_serving import png, saved
 
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 MOST_SECONDS = 0.5
@@ -100,6 +100,22 @@ def test_the_pixels_of_all_scans_together_are_limited() -> None:
         open_image(with_scans(30, size=(side, side)), Limits(pixels=side * side))
     # The same number of scans of fewer pixels.
     assert open_image(with_scans(30, size=(100, 100))).size == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour", "interlaced", "side"),
+    [(8, 2, 0, 7071), (8, 6, 0, 5000), (16, 6, 0, 3872), (16, 2, 1, 3535), (8, 0, 1, 7071), (8, 4, 0, 6123)],
+)
+def test_the_unpacked_pixels_of_a_png_are_limited(depth: int, colour: int, interlaced: int, side: int) -> None:
+    """Pixels that unpack to more take over a second, whatever the size of the file."""
+
+    def header(side: int) -> bytes:
+        return png((b"IHDR", struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, interlaced)), (b"IDAT", b""))
+
+    assert open_image(header(side)).size == (side, side)
+    with pytest.raises(ImageError) as caught:
+        open_image(header(side + 1))
+    assert caught.value.code == "too_many_pixels"
 
 
 def test_only_what_changes_the_pixels_reaches_the_decoder() -> None:

@@ -12,16 +12,17 @@ from starlette.responses import PlainTextResponse
 
 from serving import errors
 from serving.bundle import run_verdict
-from serving.http import schemas
+from serving.http import open_inference, schemas
 from serving.http.app import ROUTERS, make_app
 from serving.http.openapi import document
 from serving.quarantine.api import schemas as quarantine_schemas
 from serving.settings import Settings
+from serving.teaching.api import schemas as teaching_schemas
 
 PREDICTIONS = ("/predict", "/predict_many")
 MODELS = {
     name: model
-    for module in (schemas, quarantine_schemas, run_verdict)
+    for module in (schemas, open_inference, quarantine_schemas, teaching_schemas, run_verdict)
     for name, model in vars(module).items()
     if isinstance(model, type) and issubclass(model, BaseModel)
 }
@@ -56,7 +57,8 @@ def test_it_is_served(client: httpx.Client, described: dict[str, Any]) -> None:
 
 def test_every_route_and_body_form_is_there(described: dict[str, Any]) -> None:
     paths = described["paths"]
-    hidden = {"/", "/docs", "/docs.json", "/samples", "/samples/{name}", "/schema.json", "/static_content/{file}"}
+    pages = {"/", "/docs", "/features", "/samples", "/samples/{name}"}
+    hidden = pages | {"/docs.json", "/schema.json", "/static_content/{file}"}
     assert set(paths) == {route.path for router in ROUTERS for route in router.routes} - hidden
     assert {"/predict", "/predict_many", "/model", "/metrics", "/livez", "/readyz", "/admin/reload"} < set(paths)
     one, many = (set(paths[path]["post"]["requestBody"]["content"]) for path in PREDICTIONS)
@@ -64,9 +66,20 @@ def test_every_route_and_body_form_is_there(described: dict[str, Any]) -> None:
     assert many == {"multipart/form-data", "application/json"}
     for path in PREDICTIONS:
         names = [parameter["name"] for parameter in paths[path]["post"]["parameters"]]
-        assert names == ["task", "alpha", "top", "x-request-id"]
+        assert names == ["task", "alpha", "top", "store", "explain", "x-request-id"]
     names = [operation["operationId"] for _, operation in operations(described)]
     assert len(names) == len(set(names))
+
+
+def test_routes_are_grouped(described: dict[str, Any]) -> None:
+    groups = [tag["name"] for tag in described["tags"]]
+    assert groups[0] == "Predictions"
+    found = {path: operation["tags"] for path, operation in operations(described)}
+    assert {group for tags in found.values() for group in tags} == set(groups), "a group without routes, or none"
+    assert all(len(tags) == 1 for tags in found.values())
+    assert found["/predict"] == ["Predictions"]
+    assert found["/v2/health/live"] == ["Open Inference Protocol"]
+    assert found["/unknowns/groups"] == ["Unknown images"]
 
 
 def test_every_error_has_its_example(described: dict[str, Any]) -> None:
@@ -110,11 +123,12 @@ def test_a_prediction_lists_all_its_errors(described: dict[str, Any], path: str)
 def test_protected_routes_declare_their_security(described: dict[str, Any]) -> None:
     for path, operation in operations(described):
         needed = {name for choice in operation.get("security", []) for name in choice}
-        if path.startswith(("/admin", "/unknowns")):
+        if path.startswith(("/admin", "/unknowns", "/teach")):
             assert needed == {"admin", "admin_page"}
             assert {"401", "403"} < set(operation["responses"])
         else:
-            assert needed == ({"bearer", "key"} if path in PREDICTIONS else set())
+            with_key = path in (*PREDICTIONS, "/drift") or path.startswith("/v2/models")
+            assert needed == ({"bearer", "key"} if with_key else set())
     assert set(described["components"]["securitySchemes"]) == {"bearer", "key", "admin", "admin_page"}
 
 

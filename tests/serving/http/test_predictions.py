@@ -16,7 +16,7 @@ from PIL import Image
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS
 from serving.errors import RequestError
 from serving.http.context import RequestContext
@@ -33,7 +33,7 @@ JSON = b"application/json"
 
 
 def with_predictions(
-    model: Model,
+    model: BundleModel,
     body: Callable[[Predictions, InferenceQueue], Awaitable[Any]],
     settings: Settings | None = None,
     *,
@@ -103,9 +103,10 @@ REFUSED: dict[str, tuple[bytes, bytes, PredictionQuery]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("expected", REFUSED)
-def test_a_refused_image_is_gone_with_its_answer(model: Model, expected: str, quick: bool) -> None:
+def test_a_refused_image_is_gone_with_its_answer(model: BundleModel, expected: str, quick: bool) -> None:
     """A worker rarely collects cycles, so the memory of a request must be freed without the collector."""
     body, content_type, query = REFUSED[expected]
 
@@ -118,7 +119,7 @@ def test_a_refused_image_is_gone_with_its_answer(model: Model, expected: str, qu
     with_predictions(model, ask, quick=quick)
 
 
-def test_refused_images_among_many_are_gone_too(model: Model) -> None:
+def test_refused_images_among_many_are_gone_too(model: BundleModel) -> None:
     async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
         async def refused() -> None:
             answers = await predictions.many(request(sends(many("", "????", "aGVsbG8=")), JSON), ANY)
@@ -133,7 +134,7 @@ def test_refused_images_among_many_are_gone_too(model: Model) -> None:
     with_predictions(model, ask)
 
 
-def test_what_nobody_answered_in_time_is_gone_too(model: Model) -> None:
+def test_what_nobody_answered_in_time_is_gone_too(model: BundleModel) -> None:
     """The deadline passes while the image is in the queue."""
     watched = Watched(model)
 
@@ -152,7 +153,7 @@ def test_what_nobody_answered_in_time_is_gone_too(model: Model) -> None:
 
 @pytest.mark.parametrize("path", ["one", "many"])
 def test_a_client_that_hangs_up_in_line_costs_nothing_more(
-    model: Model, monkeypatch: pytest.MonkeyPatch, path: str
+    model: BundleModel, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(disconnect, "LISTEN_AFTER", 0.001)
     watched = Watched(model)
@@ -183,7 +184,7 @@ def test_a_client_that_hangs_up_in_line_costs_nothing_more(
     with_predictions(watched, ask)
 
 
-def test_an_internal_error_is_logged_with_its_request(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_with_its_request(model: BundleModel, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Watched):
         def run(self, pixels: Any) -> Any:
             raise RuntimeError("out of memory")
@@ -199,7 +200,7 @@ def test_an_internal_error_is_logged_with_its_request(model: Model, caplog: pyte
     assert "out of memory" in caplog.text
 
 
-def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_others(model: Model) -> None:
+def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_others(model: BundleModel) -> None:
     body = many(*[base64.b64encode(RED).decode()] * 4)
 
     async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
@@ -214,7 +215,7 @@ def test_more_images_than_there_is_room_for_are_answered_when_there_are_no_other
 
 
 @pytest.mark.parametrize("path", ["one", "many"])
-def test_where_there_is_no_room_no_body_is_read(model: Model, path: str) -> None:
+def test_where_there_is_no_room_no_body_is_read(model: BundleModel, path: str) -> None:
     async def never() -> Message:
         raise AssertionError("the body was asked for")
 
@@ -227,7 +228,7 @@ def test_where_there_is_no_room_no_body_is_read(model: Model, path: str) -> None
 
 
 @pytest.mark.parametrize("path", ["one", "many"])
-def test_a_place_is_taken_by_a_whole_body(model: Model, path: str) -> None:
+def test_a_place_is_taken_by_a_whole_body(model: BundleModel, path: str) -> None:
     """A partial upload takes no place in the queue; a complete upload to a full queue is refused."""
     whole = json.dumps({"image": base64.b64encode(RED).decode()}).encode() if path == "one" else many("")
 
@@ -251,7 +252,7 @@ def test_a_place_is_taken_by_a_whole_body(model: Model, path: str) -> None:
     with_predictions(model, ask, Settings(queue=1))
 
 
-def test_bodies_have_a_bound_together(model: Model) -> None:
+def test_bodies_have_a_bound_together(model: BundleModel) -> None:
     async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
         rest = asyncio.Event()
 
@@ -275,7 +276,7 @@ def test_bodies_have_a_bound_together(model: Model) -> None:
     with_predictions(model, ask, Settings(max_held=len(NOISE) + len(RED) - 1))
 
 
-def test_a_body_that_is_alone_may_be_larger_than_the_bound(model: Model) -> None:
+def test_a_body_that_is_alone_may_be_larger_than_the_bound(model: BundleModel) -> None:
     async def ask(predictions: Predictions, queue: InferenceQueue) -> None:
         assert json.loads(await predictions.one(request(sends(NOISE)), ANY))
 

@@ -9,7 +9,7 @@ import pytest
 
 from serving.bundle.decision import Rule, TaskRule
 from serving.bundle.manifest import TaskInfo
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.errors import ParameterError
 from serving.http.schemas import CascadeDescription
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image, describe
@@ -17,21 +17,21 @@ from tests.helpers_serving import COLOURS, GREY, image_bytes
 
 
 @pytest.mark.parametrize("label", COLOURS)
-def test_every_class_is_known_by_its_colour(model: Model, label: str) -> None:
+def test_every_class_is_known_by_its_colour(model: BundleModel, label: str) -> None:
     answer = answer_image(model, image_bytes(COLOURS[label]), PredictionOptions.for_model(model))
     assert (answer.label, answer.known, answer.best_guess) == (label, True, label)
     assert model.manifest.labels[answer.class_id] == label
     assert answer.unknown_score <= answer.threshold
 
 
-def test_grey_is_unknown_but_has_a_best_guess(model: Model) -> None:
+def test_grey_is_unknown_but_has_a_best_guess(model: BundleModel) -> None:
     answer = answer_image(model, image_bytes(GREY), PredictionOptions.for_model(model))
     assert (answer.label, answer.known) == ("unknown", False)
     assert answer.best_guess in COLOURS
     assert answer.unknown_score > answer.threshold == -math.log10(0.05)
 
 
-def test_the_numbers_of_an_answer_agree_with_each_other(model: Model) -> None:
+def test_the_numbers_of_an_answer_agree_with_each_other(model: BundleModel) -> None:
     answer = answer_image(model, image_bytes((200, 90, 40)), PredictionOptions.for_model(model, top=4))
     assert answer.confidence == pytest.approx(answer.p_within_task * answer.p_task, rel=1e-6)
     assert answer.top[0].probability == answer.confidence
@@ -46,18 +46,19 @@ def test_the_numbers_of_an_answer_agree_with_each_other(model: Model) -> None:
     assert answer.tasks[answer.task].p_task == answer.p_task
     assert answer.tasks[answer.task].best_label == answer.best_guess
     assert answer.unknown_score == min(task.unknown_score for task in answer.tasks)
-    least = max(1 / (task.images + 1) for task in model.bundle.rule.tasks)
-    assert answer.p_value == pytest.approx(max(10**-answer.unknown_score, least))
+    least = model.bundle.rule.least_p_values(answer.alpha)
+    nearest = min(answer.tasks, key=lambda task: task.unknown_score).task
+    assert answer.p_value == pytest.approx(max(10**-answer.unknown_score, least[nearest]))
 
 
-def test_within_a_given_task(model: Model) -> None:
+def test_within_a_given_task(model: BundleModel) -> None:
     answer = answer_image(model, image_bytes(COLOURS["red"]), PredictionOptions.for_model(model, task=1))
     assert (answer.task, answer.p_task) == (1, 1.0)
     assert answer.best_guess == "yellow"
     assert not answer.known
 
 
-def test_alpha_moves_the_threshold(model: Model) -> None:
+def test_alpha_moves_the_threshold(model: BundleModel) -> None:
     colour = (255, 65, 0)
     strict, lenient = (
         answer_image(model, image_bytes(colour), PredictionOptions.for_model(model, alpha=alpha))
@@ -69,12 +70,12 @@ def test_alpha_moves_the_threshold(model: Model) -> None:
     assert (strict.alpha, lenient.threshold) == (0.9, 2.0)
 
 
-def test_three_classes_are_listed_unless_asked(model: Model) -> None:
+def test_three_classes_are_listed_unless_asked(model: BundleModel) -> None:
     assert len(answer_image(model, image_bytes(), PredictionOptions.for_model(model)).top) == 3
     assert len(answer_image(model, image_bytes(), PredictionOptions.for_model(model, top=1)).top) == 1
 
 
-def test_a_class_that_is_called_unknown_stays_known(model: Model) -> None:
+def test_a_class_that_is_called_unknown_stays_known(model: BundleModel) -> None:
     tasks = model.manifest.tasks
     renamed = TaskInfo(**{**tasks[0].model_dump(), "labels": ("unknown", "green")})
     manifest = model.manifest.model_copy(update={"tasks": (renamed, *tasks[1:])})
@@ -95,14 +96,14 @@ def test_a_class_that_is_called_unknown_stays_known(model: Model) -> None:
         ({"top": 5}, "1 to 4"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(model: Model, asked: dict[str, float], allowed: str) -> None:
+def test_what_cannot_be_answered_is_refused(model: BundleModel, asked: dict[str, float], allowed: str) -> None:
     with pytest.raises(ParameterError) as refused:
         PredictionOptions.for_model(model, **asked)  # type: ignore[arg-type]
     assert refused.value.allowed == allowed
 
 
-def test_an_operator_may_set_alpha(bundle: Path, model: Model) -> None:
-    stricter = Model.load(bundle, provider="cpu", alpha=0.2)
+def test_an_operator_may_set_alpha(bundle: Path, model: BundleModel) -> None:
+    stricter = BundleModel.load(bundle, provider="cpu", alpha=0.2)
     described = describe(stricter)
     assert (described.alpha, described.expected_acceptance) == (0.2, 0.8)
     assert described.threshold == pytest.approx(-math.log10(0.2))
@@ -111,7 +112,7 @@ def test_an_operator_may_set_alpha(bundle: Path, model: Model) -> None:
     assert (PredictionOptions.for_model(model).alpha, describe(model).expected_acceptance) == (0.05, 0.95)
 
 
-def with_images(model: Model, images: int) -> Model:
+def with_images(model: BundleModel, images: int) -> BundleModel:
     """The same model, whose second task has the scores of so many images."""
     rule = model.bundle.rule
     few = TaskRule.fit(np.log(np.arange(1, images + 1) / 1000), classes=2)
@@ -121,7 +122,7 @@ def with_images(model: Model, images: int) -> Model:
 
 @pytest.mark.parametrize(("images", "rejects"), [(19, False), (20, True)])
 def test_a_model_with_too_few_images_of_a_task_calls_nothing_unknown_and_describes_that(
-    model: Model, images: int, rejects: bool
+    model: BundleModel, images: int, rejects: bool
 ) -> None:
     few = with_images(model, images)
     assert describe(few).rejects_unknown == rejects
@@ -135,7 +136,7 @@ def test_a_model_with_too_few_images_of_a_task_calls_nothing_unknown_and_describ
     assert not wider.known
 
 
-def test_description_of_what_is_served(model: Model) -> None:
+def test_description_of_what_is_served(model: BundleModel) -> None:
     described = describe(model)
     assert [task.labels for task in described.tasks] == [("red", "green"), ("blue", "yellow")]
     assert (described.alpha, described.provider) == (0.05, "CPUExecutionProvider")

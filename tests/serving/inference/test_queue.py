@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS, to_pixels
 from serving.bundle.providers import CUDA
 from serving.errors import BusyError, ImageFormatError, OutputError, QuarantineAwayError, ServerError
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image
 from serving.inference.job import Job
-from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, LoadedModel, best_batch
+from serving.inference.loaded import CPU_BATCH, CUDA_BATCH, TRIAL_BATCH, LoadedModel
 from serving.inference.queue import SMALL_BYTES, InferenceQueue
 from serving.quarantine.records import Arrival
 from tests.helpers_hostile import with_scans
@@ -35,10 +35,10 @@ IMAGES = [image_bytes(colour) for colour in ((255, 0, 0), (10, 200, 30), (90, 90
 options = PredictionOptions.for_model
 
 
-class Watched(Model):
+class Watched(BundleModel):
     """A model that records its batches and can be blocked."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BundleModel) -> None:
         super().__init__(**{field.name: getattr(model, field.name) for field in dataclasses.fields(model)})
         object.__setattr__(self, "sizes", [])
         object.__setattr__(self, "free", threading.Event())
@@ -56,13 +56,13 @@ class Watched(Model):
         return super().run(pixels)
 
 
-def unmeasured(model: Model, max_batch: int = 8, *, quick: bool = False) -> LoadedModel:
+def unmeasured(model: BundleModel, max_batch: int = 8, *, quick: bool = False) -> LoadedModel:
     """A loaded model whose batches and speed are given."""
     return LoadedModel(model, max_batch, AnswerFormatter(model.manifest), options(model), quick)
 
 
 def with_queue(
-    model: Model,
+    model: BundleModel,
     body: Callable[[InferenceQueue], Awaitable[Any]],
     *,
     max_batch: int = 8,
@@ -83,12 +83,12 @@ def with_queue(
     return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def answered_alone(model: Model, content: bytes, chosen: PredictionOptions) -> dict[str, Any]:
+def answered_alone(model: BundleModel, content: bytes, chosen: PredictionOptions) -> dict[str, Any]:
     return answer_image(model, content, chosen).model_dump(mode="json")
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 64])
-def test_answers_are_those_of_single_images_whatever_the_batch(model: Model, max_batch: int) -> None:
+def test_answers_are_those_of_single_images_whatever_the_batch(model: BundleModel, max_batch: int) -> None:
     choices = [
         options(model),
         PredictionOptions.for_model(model, task=1),
@@ -112,7 +112,7 @@ def test_answers_are_those_of_single_images_whatever_the_batch(model: Model, max
     assert sum(watched.sizes) == len(asked)
 
 
-def test_a_batch_is_what_came_while_the_last_one_ran(model: Model) -> None:
+def test_a_batch_is_what_came_while_the_last_one_ran(model: BundleModel) -> None:
     watched = Watched(model)
     watched.free.clear()
 
@@ -130,7 +130,7 @@ def test_a_batch_is_what_came_while_the_last_one_ran(model: Model) -> None:
     assert watched.sizes == [1, len(IMAGES) - 1]
 
 
-def test_a_cancelled_request_is_not_run(model: Model) -> None:
+def test_a_cancelled_request_is_not_run(model: BundleModel) -> None:
     watched = Watched(model)
     watched.free.clear()
 
@@ -155,7 +155,7 @@ def test_a_cancelled_request_is_not_run(model: Model) -> None:
     assert watched.sizes == [1, 1]
 
 
-def test_an_invalid_image_does_not_affect_the_others(model: Model) -> None:
+def test_an_invalid_image_does_not_affect_the_others(model: BundleModel) -> None:
     async def body(queue: InferenceQueue) -> list[Any]:
         contents = [IMAGES[0], b"junk", IMAGES[1]]
         asked = [queue.submit(lambda c=content: c, options(model), queue.loaded) for content in contents]
@@ -170,7 +170,7 @@ def test_an_invalid_image_does_not_affect_the_others(model: Model) -> None:
     assert "ZeroDivisionError" in str(broken)
 
 
-def test_a_non_finite_row_is_an_error_in_its_own_slot_only(model: Model) -> None:
+def test_a_non_finite_row_is_an_error_in_its_own_slot_only(model: BundleModel) -> None:
     class Failing(Watched):
         def run(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
             outputs = super().run(pixels)
@@ -185,7 +185,7 @@ def test_a_non_finite_row_is_an_error_in_its_own_slot_only(model: Model) -> None
     assert [isinstance(outcome, OutputError) for outcome in outcomes] == [False, False, True, False, False]
 
 
-def test_a_graph_that_fails_answers_those_in_its_batch(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_fails_answers_those_in_its_batch(model: BundleModel, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Watched):
         def run(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
             super().run(pixels)
@@ -199,7 +199,7 @@ def test_a_graph_that_fails_answers_those_in_its_batch(model: Model, caplog: pyt
     assert "out of memory" in caplog.text
 
 
-def test_room_is_kept_and_given_back(model: Model) -> None:
+def test_room_is_kept_and_given_back(model: BundleModel) -> None:
     async def body(queue: InferenceQueue) -> None:
         with queue.admitted(2):
             with queue.admitted():
@@ -223,25 +223,25 @@ def test_room_is_kept_and_given_back(model: Model) -> None:
     [(0.001, 0.002, CPU_BATCH, True), (0.001, 0.0085, 1, True), (0.003, 0.016, CPU_BATCH, False)],
 )
 def test_batches_and_quick_graphs_are_measured(
-    model: Model, monkeypatch: pytest.MonkeyPatch, alone: float, together: float, max_batch: int, quick: bool
+    model: BundleModel, monkeypatch: pytest.MonkeyPatch, alone: float, together: float, max_batch: int, quick: bool
 ) -> None:
-    monkeypatch.setattr("serving.inference.loaded._fastest", lambda _, size: alone if size == 1 else together)
+    monkeypatch.setattr("serving.inference.loaded.fastest_runs", lambda *_: {1: alone, TRIAL_BATCH: together})
     loaded = LoadedModel.prepare(model)
     assert (loaded.max_batch, loaded.quick) == (max_batch, quick)
 
 
-def test_batches_on_a_gpu_are_on(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Model, "provider", CUDA)
-    assert best_batch(model, alone=0.001) == CUDA_BATCH
+def test_batches_on_a_gpu_are_on(model: BundleModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BundleModel, "provider", CUDA)
+    assert LoadedModel.prepare(model).max_batch == CUDA_BATCH
 
 
-def test_a_measurement_is_one_of_this_model(model: Model) -> None:
+def test_a_measurement_is_one_of_this_model(model: BundleModel) -> None:
     watched = Watched(model)
     LoadedModel.prepare(watched)
     assert set(watched.sizes) == {1, 8}
 
 
-def test_small_images_are_answered_together_without_a_thread(model: Model) -> None:
+def test_small_images_are_answered_together_without_a_thread(model: BundleModel) -> None:
     """Two at a time, as the largest batch is 2; an invalid image does not affect the others."""
     watched = Watched(model)
 
@@ -258,7 +258,7 @@ def test_small_images_are_answered_together_without_a_thread(model: Model) -> No
 
 @pytest.mark.parametrize(("size", "side"), [(None, 8), (SMALL_BYTES + 1, 8), (1000, 500)])
 def test_threads_answer_what_may_take_long(
-    model: Model, monkeypatch: pytest.MonkeyPatch, size: int | None, side: int
+    model: BundleModel, monkeypatch: pytest.MonkeyPatch, size: int | None, side: int
 ) -> None:
     """An upload that is large or of unknown size, and a small file of many pixels."""
     decoding: list[int] = []
@@ -280,7 +280,7 @@ def test_threads_answer_what_may_take_long(
     assert decoding[0] != loop
 
 
-def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
+def test_a_huge_image_does_not_hold_up_a_small_one(model: BundleModel) -> None:
     """Two threads decode: one is busy with the huge image, the other answers."""
     stuck = threading.Event()
 
@@ -294,7 +294,7 @@ def test_a_huge_image_does_not_hold_up_a_small_one(model: Model) -> None:
     with_queue(model, body, max_batch=1)
 
 
-def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_decoded_one_at_a_time(model: BundleModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes much memory; while one is decoded and the next waits, the other thread decodes small images."""
     going_on = threading.Event()
     at_once: list[int] = []
@@ -323,7 +323,7 @@ def test_large_images_are_decoded_one_at_a_time(model: Model, monkeypatch: pytes
     assert at_once == [1, 1]
 
 
-def test_large_images_leave_half_of_the_room_to_small_ones(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_leave_half_of_the_room_to_small_ones(model: BundleModel, monkeypatch: pytest.MonkeyPatch) -> None:
     going_on = threading.Event()
 
     def slow(image: Any, spec: Any) -> NDArray[np.uint8]:
@@ -349,7 +349,7 @@ def test_large_images_leave_half_of_the_room_to_small_ones(model: Model, monkeyp
     with_queue(model, body, limit=4)
 
 
-def test_many_scans_make_an_image_large(model: Model) -> None:
+def test_many_scans_make_an_image_large(model: BundleModel) -> None:
     def opened(content: bytes) -> Job:
         loop = asyncio.new_event_loop()
         job = Job(lambda: content, options(model), LoadedModel.prepare(model, 1), loop.create_future())
@@ -361,7 +361,7 @@ def test_many_scans_make_an_image_large(model: Model) -> None:
     assert opened(with_scans(50, size=(800, 800))).large
 
 
-def test_a_swap_does_not_change_the_answers_of_queued_requests(model: Model) -> None:
+def test_a_swap_does_not_change_the_answers_of_queued_requests(model: BundleModel) -> None:
     """Each request is answered by the model it was submitted to, and no batch mixes two models."""
     old, new = Watched(model), Watched(named(model, "new"))
     old.free.clear()
@@ -387,7 +387,7 @@ def test_a_swap_does_not_change_the_answers_of_queued_requests(model: Model) -> 
     assert (old.sizes, new.sizes) == ([1, 2, 2], [3])
 
 
-def test_the_old_model_is_released_while_the_threads_wait(model: Model) -> None:
+def test_the_old_model_is_released_while_the_threads_wait(model: BundleModel) -> None:
     async def body(queue: InferenceQueue) -> None:
         old = weakref.ref(queue.loaded)
         for content in (*IMAGES, b"junk"):
@@ -431,7 +431,7 @@ class FakeKeeper:
             self.too_early.append(arrival.content)
 
 
-def test_unknowns_are_offered_once_they_are_answered(model: Model) -> None:
+def test_unknowns_are_offered_once_they_are_answered(model: BundleModel) -> None:
     keeper = FakeKeeper()
 
     async def body(queue: InferenceQueue) -> list[str | BaseException]:
@@ -464,7 +464,7 @@ class DurableKeeper(FakeKeeper):
         self.kept.append(arrival)
 
 
-def test_a_durable_quarantine_comes_before_the_answer(model: Model) -> None:
+def test_a_durable_quarantine_comes_before_the_answer(model: BundleModel) -> None:
     keeper = DurableKeeper()
     grey = image_bytes(GREY)
 
@@ -490,7 +490,7 @@ def test_a_durable_quarantine_comes_before_the_answer(model: Model) -> None:
     with_queue(WithFeatures(model), body, keeper=keeper)
 
 
-def test_without_a_keeper_no_features_are_asked_for(model: Model) -> None:
+def test_without_a_keeper_no_features_are_asked_for(model: BundleModel) -> None:
     class Strict(Watched):
         def run(self, pixels: NDArray[np.uint8], **more: Any) -> dict[str, NDArray[np.float32]]:
             assert more == {}
@@ -502,7 +502,7 @@ def test_without_a_keeper_no_features_are_asked_for(model: Model) -> None:
     assert json.loads(with_queue(Strict(model), body))["label"] == "unknown"
 
 
-def named(model: Model, version: str) -> Model:
+def named(model: BundleModel, version: str) -> BundleModel:
     """The same model under another version."""
     manifest = model.manifest.model_copy(update={"version": version})
     return dataclasses.replace(model, bundle=dataclasses.replace(model.bundle, manifest=manifest))

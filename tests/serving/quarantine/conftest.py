@@ -6,16 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.quarantine.store import Store
-from tests.helpers_quarantine import Counters, Place, Postgres, postgres, postgres_binaries
-
-
-@pytest.fixture(scope="session")
-def running_postgres() -> Iterator[Postgres]:
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed (Debian: apt-get install postgresql)")
-    with postgres(binaries) as server:
-        yield server
+from tests.helpers_quarantine import Counters, Place, Postgres
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

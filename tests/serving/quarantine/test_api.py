@@ -21,7 +21,7 @@ from PIL import Image
 from starlette.responses import PlainTextResponse
 
 from serving.bundle.errors import ImageError
-from serving.bundle.model import Model
+from serving.bundle.model import BundleModel
 from serving.http.app import make_app
 from serving.http.middleware import MAX_JSON_BYTES
 from serving.http.schemas import ErrorAnswer
@@ -61,7 +61,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def address(model: Model) -> Iterator[str]:
+def address(model: BundleModel) -> Iterator[str]:
     """The pages as a worker serves them, in a thread of this process."""
     ENGINE.loaded = SimpleNamespace(model=model)
     app = make_app(Settings(admin_token=TOKEN), lambda: ENGINE, PlainTextResponse(""))  # type: ignore[arg-type, return-value]
@@ -112,7 +112,7 @@ def post(client: httpx.Client, what: str, **body: Any) -> list[int]:
 # ---- what is shown
 
 
-def test_the_overview_has_all_that_the_page_shows(client: httpx.Client, store: Store, model: Model) -> None:
+def test_the_overview_has_all_that_the_page_shows(client: httpx.Client, store: Store, model: BundleModel) -> None:
     store.name([1, 2, 3], "eight", "ben")
     response = client.get("/unknowns/groups")
     assert response.headers["cache-control"] == "no-store"
@@ -308,6 +308,11 @@ def test_what_makes_no_sense_is_refused_whole(client: httpx.Client, store: Store
     what, body, status, code = REFUSED[name]
     assert refusal(client.post(f"/unknowns/{what}", json=body)) == (status, code)
     assert [(item.id, item.state, item.label, item.group) for item in store.items()] == before
+
+
+def test_a_misspelled_class_gets_a_suggestion(client: httpx.Client) -> None:
+    refused = client.post("/unknowns/known", json={"ids": [1], "label": "geren"})
+    assert refused.json()["error"]["message"].endswith("yellow; did you mean 'green'?")
 
 
 @pytest.mark.parametrize(

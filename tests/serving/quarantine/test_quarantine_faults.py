@@ -242,6 +242,7 @@ for start in range(int(sys.argv[3]), 10**9, 4):
 """
 
 
+@pytest.mark.long
 def test_kill_9_loses_nothing_that_was_acknowledged(place: Place) -> None:
     acknowledged: set[str] = set()
     for attempt in range(4):

@@ -14,6 +14,8 @@ import pytest
 from tests.helpers_quarantine import Place, Postgres, noise
 from tests.helpers_serving import COLOURS, Server, eventually, http_post, image_bytes, metric, saved, serving
 
+pytestmark = pytest.mark.long
+
 
 def settings(place: Place, workers: int = 2, **more: str) -> dict[str, str]:
     chosen = {"URL": place.url, "IMAGES": place.images, **more}
@@ -35,7 +37,10 @@ def kept(server: Server, count: int) -> bool:
 
 
 def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_path: Path) -> None:
-    """As they were sent, in every form of upload; what was accepted right before the end is written, too."""
+    """As they were sent, in every form of upload; what was accepted right before the end is written, too.
+
+    While a database server is away, answers go on, and what is unknown waits.
+    """
     kinds = ("PNG", "JPEG", "BMP")
     unknown = [saved(noise(number), kinds[number % 3]) for number in range(21)]
     with serving(tmp_path / "home", bundle, settings=settings(place)) as server:
@@ -44,12 +49,20 @@ def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_
         ask(server, unknown[0])
         assert ask(server, image_bytes(COLOURS["red"]))["known"]
         assert http_post(f"{server.url}/predict", content=b"junk").status_code == 415
+        unwanted = http_post(f"{server.url}/predict?store=false", content=saved(noise(99)))
+        assert unwanted.json()["known"] is False
         eventually(lambda: kept(server, 20) and metric(server, "openworld_quarantine_copies_total") == 1)
         assert metric(server, "openworld_quarantine_items") == 20
+        if place.server is not None:
+            more = [saved(noise(number)) for number in range(100, 110)]
+            unknown, answers = [*more, *unknown], [*answer_without(place.server, server, more), *answers]
+            eventually(lambda: kept(server, 30))
         assert metric(server, "openworld_quarantine_dropped_total") == 0
-        answers.append(ask(server, unknown[20]))
+        answers.append(ask(server, unknown[-1]))
     assert not any(answer["known"] for answer in answers)
-    assert "Traceback" not in server.log.read_text()
+    logged = server.log.read_text()
+    assert "secret" not in logged
+    assert "Traceback" not in logged
     store = place.open()
     items = store.items()
     assert {store.image(item.id) for item in items} == set(unknown)
@@ -62,43 +75,31 @@ def test_what_is_unknown_is_kept_by_all_workers(place: Place, bundle: Path, tmp_
         assert len(item.features) > 0
 
 
-def test_a_share_of_what_is_known_is_kept_for_an_audit(bundle: Path, tmp_path: Path) -> None:
-    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
-    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, AUDIT_SHARE="1")) as server:
-        ask(server, image_bytes(COLOURS["red"]))
-        eventually(lambda: kept(server, 1))
-    (item,) = place.open().items()
-    assert (item.kind, item.answer["label"]) == ("audit", "red")
+def answer_without(database: Postgres, server: Server, images: list[bytes]) -> list[dict[str, object]]:
+    """The answers of a server whose database is stopped meanwhile."""
+    database.stop()
+    try:
+        answers = [ask(server, content) for content in images]
+        eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="database") >= 2)
+    finally:
+        database.start()
+    return answers
 
 
 def test_without_a_place_for_images_answers_go_on(bundle: Path, tmp_path: Path) -> None:
+    """A share of what is known is kept, too, for an audit."""
     place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
     Path(place.images).write_text("in the way")
-    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, QUEUE="4")) as server:
+    with serving(tmp_path / "home", bundle, settings=settings(place, workers=1, QUEUE="4", AUDIT_SHARE="1")) as server:
         for number in range(20):
             assert not ask(server, saved(noise(number)))["known"]
         eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="images") >= 2)
         eventually(lambda: metric(server, "openworld_quarantine_dropped_total", reason="queue_full") >= 1)
         Path(place.images).unlink()
         eventually(lambda: metric(server, "openworld_quarantine_kept_total") >= 5)
-
-
-def test_without_its_database_answers_go_on(running_postgres: Postgres, bundle: Path, tmp_path: Path) -> None:
-    place = Place(running_postgres.new_database(), str(tmp_path / "images"))
-    with serving(tmp_path / "home", bundle, settings=settings(place)) as server:
-        ask(server, saved(noise(0)))
-        eventually(lambda: kept(server, 1))
-        running_postgres.stop()
-        try:
-            for number in range(1, 11):
-                assert not ask(server, saved(noise(number)))["known"]
-            eventually(lambda: metric(server, "openworld_quarantine_failures_total", part="database") >= 2)
-        finally:
-            running_postgres.start()
-        eventually(lambda: kept(server, 11))
-        assert metric(server, "openworld_quarantine_dropped_total") == 0
-        assert "secret" not in server.log.read_text()
-    assert len(place.open().items()) == 11
+        ask(server, image_bytes(COLOURS["red"]))
+    audited = [item.answer["label"] for item in place.open().items() if item.kind == "audit"]
+    assert audited == ["red"]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from tests.helpers_serving import PATIENCE, saved
 
 def test_everything_about_an_image_is_kept(place: Place, store: Store) -> None:
     given = arrival(3, received_at=1_700_000_000.25)
-    (item_id,), copies = store.add([given])
-    assert copies == 0
+    (item_id,), copies, ids = store.add([given])
+    assert (copies, ids) == (0, [item_id])
     (item,) = place.open().items()
     assert (item.id, item.state, item.kind, item.group, item.copies) == (item_id, "new", "unknown", None, 1)
     assert (item.received_at, item.seen_at) == (1_700_000_000.25, 1_700_000_000.25)
@@ -37,8 +37,8 @@ def test_everything_about_an_image_is_kept(place: Place, store: Store) -> None:
 
 def test_the_same_bytes_are_counted_and_not_stored_again(place: Place, store: Store) -> None:
     first = arrival(1, received_at=100.0)
-    assert store.add([first, first, arrival(2)]) == ([1, 2], 1)
-    assert store.add([arrival(1, received_at=200.0), arrival(1, received_at=50.0)]) == ([], 2)
+    assert store.add([first, first, arrival(2)]) == ([1, 2], 1, [1, 1, 2])
+    assert store.add([arrival(1, received_at=200.0), arrival(1, received_at=50.0)]) == ([], 2, [1, 1])
     one, two = store.items()
     assert (one.copies, one.received_at, one.seen_at) == (4, 100.0, 200.0)
     assert two.copies == 1
@@ -72,7 +72,7 @@ def test_what_another_process_deleted_is_stored_again(place: Place, store: Store
     store.add(arrivals(range(3)))
     place.open().delete([1, 2])
     again = arrival(content=saved(noise(1), "JPEG", quality=95))
-    assert store.add([arrival(0), again]) == ([4, 5], 0)
+    assert store.add([arrival(0), again]) == ([4, 5], 0, [4, 5])
     assert store.image(5) == again.content
     assert len(place.files()) == 3
 
@@ -265,6 +265,7 @@ for start in range(0, 60, 5):
 """
 
 
+@pytest.mark.long
 def test_two_processes_write_at_once(place: Place) -> None:
     """Two processes store the same images at once: each is stored once, and each arrival is counted."""
     writers = [run_python(WRITER, place.url, place.images, stdin=-1) for _ in range(2)]

@@ -22,6 +22,8 @@ from training.host.distributed import Share
 from training.learn.augment import rotated_views
 from training.store.checkpoint import load
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 Learned = dict[tuple[str, str, str], dict[str, Any]]
 
@@ -106,14 +108,18 @@ def assert_close_runs(got: Path, wanted_run: Path) -> None:
     mine, theirs = run_tensors(got), run_tensors(wanted_run)
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
-        # The sign of a basis vector is arbitrary, and so is the sign of the coordinate along it.
-        if name.endswith((".basis", ".axes", ".scales", ".shifts")):
+        # The sign of an axis is arbitrary, and so is the sign of the coordinate along it.
+        if name.endswith((".axes", ".scales", ".shifts")):
             continue
         found, wanted = mine[name].float(), value.float()
         # Shallow scores are squared distances of hundreds: near 0 they are differences of large terms.
         large = name.endswith((".own.shallow", ".left_out.shallow"))
         allowed = max(1e-3, 1e-4 * float(wanted.abs().max())) if large else 1e-3
-        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=allowed, msg=name)
+        # Axes are rounded to 8 bits: a difference in their last bits may move a number by one of 127 steps.
+        share = 0.02 if ".left_out." in name or ".own." in name else 1e-3
+        torch.testing.assert_close(
+            found, wanted, rtol=share, atol=allowed, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_shares_cover_a_batch_once_and_are_empty_where_it_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:

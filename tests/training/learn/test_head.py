@@ -16,7 +16,8 @@ from training.learn import head as learned_head
 from training.learn.augment import slight_change
 from training.learn.correction import Correction
 from training.learn.decisions import make_decider
-from training.learn.head import _folds, _temperature_scale, fit_calibration, fit_detectors
+from training.learn.folds import folds_of
+from training.learn.head import fit_calibration, fit_detectors, temperature_scale
 from training.learn.measurements import task_measurements
 
 
@@ -64,7 +65,7 @@ def test_calibrating_twice_changes_nothing(learned: tuple[Network, TaskData]) ->
 
 def test_two_right_answers_earn_a_confidence_of_three_quarters() -> None:
     # Platt's targets for two images of two classes are 3/4 and 1/4: the odds are e^scale = 3.
-    scale = _temperature_scale(torch.eye(2), torch.tensor([0, 1]))
+    scale = temperature_scale(torch.eye(2), torch.tensor([0, 1]))
     assert scale == pytest.approx(math.log(3), rel=0.02)
 
 
@@ -72,11 +73,11 @@ def test_logits_ten_times_as_large_are_scaled_to_the_same() -> None:
     torch.manual_seed(0)
     logits, classes = torch.randn(20, 3).double(), torch.arange(20) % 3
     logits[torch.arange(20), classes] += 1
-    assert _temperature_scale(10 * logits, classes) == pytest.approx(_temperature_scale(logits, classes) / 10)
+    assert temperature_scale(10 * logits, classes) == pytest.approx(temperature_scale(logits, classes) / 10)
 
 
 def test_a_single_class_needs_no_scale() -> None:
-    assert _temperature_scale(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64)) == 1.0
+    assert temperature_scale(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64)) == 1.0
 
 
 def test_learning_a_head_changes_the_head_and_leaves_the_features() -> None:
@@ -103,7 +104,7 @@ def test_detectors_are_fitted_on_live_features_only(learned: tuple[Network, Task
     fit_detectors(network, 0, data, Augmentation())
     detector = network.detector(0)
     assert detector.mahalanobis.means.shape == (4, 2, live)
-    assert detector.mahalanobis.basis.shape == (4, live, min(live, RANK))
+    assert detector.mahalanobis.axes.shape == (4, live, min(live, RANK))
     assert detector.score("deep").get_buffer("means").shape == (4, 2, live)
     assert detector.score("relative").get_buffer("means").shape == (4, 1, live)
     assert detector.score("vim").get_buffer("mean").shape == (4, 1, live)
@@ -143,12 +144,12 @@ def test_every_training_image_is_measured_by_detectors_that_were_fitted_without_
 
 def test_folds_have_images_of_every_class_and_every_image_is_left_out_once() -> None:
     local_classes = torch.tensor([0] * 10 + [1] * 7)
-    fold = _folds(local_classes)
+    fold = folds_of(local_classes)
     assert sorted(set(fold.tolist())) == [0, 1, 2, 3, 4]
     for local_class, counts in ((0, [2, 2, 2, 2, 2]), (1, [2, 2, 1, 1, 1])):
         assert torch.bincount(fold[local_classes == local_class]).tolist() == counts
-    assert sorted(_folds(torch.tensor([0, 1, 0, 1, 1])).tolist()) == [0, 0, 0, 1, 1]
-    assert len(_folds(torch.tensor([0, 1, 1, 1]))) == 0, "a class of one image cannot be left out"
+    assert sorted(folds_of(torch.tensor([0, 1, 0, 1, 1])).tolist()) == [0, 0, 0, 1, 1]
+    assert len(folds_of(torch.tensor([0, 1, 1, 1]))) == 0, "a class of one image cannot be left out"
 
 
 def test_with_enough_validation_images_nothing_else_is_remembered(

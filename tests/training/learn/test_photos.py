@@ -13,7 +13,7 @@ from models.trunks.trunk import TrunkSpec
 from tests.helpers_photos import write_photos
 from training.config import Lesson, RunConfig
 from training.fit import make_parser
-from training.learn.photos import chosen_trunk, photos_preset, shows_photos, with_learning
+from training.learn.photos import benchmark_of, chosen_trunk, photos_preset, shows_photos, with_learning
 
 SPEC = TrunkSpec("small", "0" * 64, 64, (24, 40))
 LESSONS = (Lesson((("a", "b"),), "folder"),)
@@ -82,14 +82,17 @@ def test_drawings_and_data_sets_learn_from_scratch(tmp_path: Path) -> None:
             "--preset photos needs a trunk; allowed with --trunk none",
         ),
         (
-            ["--trunk", "patches", "--preset", "digits"],
-            "--trunk patches belongs to --preset photos",
+            ["--trunk", "patches", "--preset", "mnist-5t-cpu"],
+            "learns from some of the images only, .*; allowed: --preset mnist-5t",
         ),
         (["--preset", "photos", "--backbone", "resnet18"], "--backbone means nothing with a trunk"),
+        (["--preset", "photos", "--buffer"], "--buffer means nothing with a trunk"),
         (
             ["--preset", "photos", "--quick", "--epochs", "3", "--loss", "ce"],
-            "--loss, --epochs means nothing with",
+            "--loss, --epochs means nothing with --quick",
         ),
+        (["--trunk", "patches", "--preset", "digitz"], "preset is 'digitz'; allowed: photos, .*did you mean 'digits'?"),
+        (["--trunk", "none", "--trunk-option", "mean=0"], "--trunk-option means nothing without a trunk"),
         (["--preset", "digits", "--trunk-weights", "x.pth"], "--trunk-weights means nothing without a trunk"),
     ],
 )
@@ -102,13 +105,22 @@ def test_the_preset_fits_its_trunk_or_the_run_is_refused() -> None:
     preset = photos_preset(SPEC, "sup", width=32)
     config = RunConfig(preset, 0, LESSONS, trunk=SPEC, quick=True)
     assert (config.method, config.loss, config.system) == ("pooled", "none", "pooled")
+    with_adapters = replace(config, quick=False)
+    assert (with_adapters.method, with_adapters.loss, with_adapters.system) == ("sup", "csi", "sup")
     assert (preset.image.shape, preset.network.channels, preset.network.base) == ((64, 64, 3), 64, 32)
     with pytest.raises(ValueError, match=r"trunk small encodes images \(32, 32, 3\) to vectors \(1, 1, 64\)"):
         replace(config, trunk=replace(SPEC, size=32))
     with pytest.raises(ValueError, match=r"needs a trunk that encodes images: give --trunk"):
         replace(config, trunk=None)
-    with pytest.raises(ValueError, match="a quick run stores no images: leave out --buffer"):
+    with pytest.raises(ValueError, match="a run with a trunk stores no images: leave out --buffer"):
         replace(config, buffer=10)
+
+
+def test_a_benchmark_keeps_its_data_set_and_tasks() -> None:
+    preset = photos_preset(SPEC, benchmark=benchmark_of("digits"))
+    assert (preset.name, preset.dataset, preset.held_out) == ("digits", "digits", ("8", "9"))
+    assert preset.image.shape == (64, 64, 3)
+    assert benchmark_of(None) is benchmark_of("photos") is None
 
 
 def test_epochs_and_batch_size_replace_those_of_a_preset() -> None:

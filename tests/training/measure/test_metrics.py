@@ -118,6 +118,20 @@ def test_fpr95_accepts_no_more_knowns_than_it_must() -> None:
     assert got["fpr95"] == pytest.approx(0.95)
 
 
+def test_what_a_task_forgets_itself_is_not_counted_as_lost_to_newer_classes() -> None:
+    """Outputs that changed since the first task was learned: one of its two images is now wrong within the task."""
+    at_first = {name: values.copy() for name, values in OUTPUTS.items()}
+    at_first["logits"][:2, :2] = [[9.0, 0.0], [0.0, 9.0]]
+    now = {name: values.copy() for name, values in at_first.items()}
+    now["logits"][1, :2] = [9.0, 0.0]
+    none = {name: values[:0] for name, values in OUTPUTS.items()}
+    every = stages(OUTPUTS, RULE, CLASS_IDS, outputs_after=lambda count: (at_first if count == 1 else now, none))
+    matrix = accuracy_matrix(every)
+    last = after_each_task(every, matrix)[-1]
+    assert last["forgetting_within_tasks"] == 0.5
+    assert last["lost_to_newer_classes"] == pytest.approx(forgetting(matrix) - 0.5)
+
+
 def test_a_task_without_test_images_is_not_measured() -> None:
     first = np.array([0, 1])
     outputs = {name: values[first] for name, values in OUTPUTS.items()}
@@ -137,9 +151,12 @@ def test_accuracies_after_each_task() -> None:
     unknown = {name: np.array([[9.0, 9.0, -3.0, 9.0], [9.0, 9.0, 9.0, 9.0]]) for name in OUTPUTS}
     every = stages(OUTPUTS, rule, CLASS_IDS, judge, unknown)
     accuracies = after_each_task(every, accuracy_matrix(every))
-    names = ("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting", "accepted_known", "rejected_unknown")
+    names = (
+        *("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting_within_tasks", "lost_to_newer_classes"),
+        *("accepted_known", "rejected_unknown"),
+    )
     assert [tuple(each) for each in accuracies] == [names, names]
-    assert [tuple(each.values()) for each in accuracies] == [(1, 1, 1, 0, 1, 1), (0.5, 1, 0.5, 0.5, 1, 0.5)]
+    assert [tuple(each.values()) for each in accuracies] == [(1, 1, 1, 0, 0, 1, 1), (0.5, 1, 0.5, 0, 0.5, 1, 0.5)]
     every = stages(OUTPUTS, rule, CLASS_IDS)
     assert after_each_task(every, accuracy_matrix(every))[1]["rejected_unknown"] is None
     assert average_incremental_accuracy(accuracies) == 0.75

@@ -13,6 +13,7 @@ from rich.console import Console
 from serving.bundle.run_verdict import PARTS, not_measured
 from tests.helpers import use_tiny_preset
 from training import fit
+from training.measure.metrics import forgetting_in_words
 from training.show.console import QUIET_SECONDS, Reporter, print_summary
 from training.store.checkpoint import METRICS
 
@@ -82,7 +83,8 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
         "cil_accuracy": 0.5,
         "til_accuracy": 0.9,
         "tp_accuracy": 0.6,
-        "forgetting": 0.1,
+        "forgetting_within_tasks": 0.0,
+        "lost_to_newer_classes": 0.1,
         "accepted_known": 0.9,
         "rejected_unknown": None,
     }
@@ -91,6 +93,7 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
             **accuracies,
             **dict.fromkeys(("average_incremental_accuracy", "ece", "accepted_known", "task_auroc"), 0.5),
             "verdict": not_measured("no images").model_dump(),
+            "forgetting_in_words": forgetting_in_words(changes_with_tasks=False),
             "method": "hat",
             "loss": "csi",
             "preset": "digits",
@@ -98,6 +101,8 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
             "prediction": "served",
             "unknown": None,
             "parameters": {"inference": 10, "per_task": [1]},
+            "memory": {"detectors_bytes": 790_000},
+            "memory_in_words": "numbers",
             "after_each_task": [accuracies] * tasks,
             "accuracy_matrix": [[0.125] * (task + 1) for task in range(tasks)],
         }

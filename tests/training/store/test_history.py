@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import kill_at_save, use_tiny_preset
 from training import fit
 from training.store.checkpoint import Progress
-from training.store.history import HISTORY, Epoch, History, without_secrets
+from training.store.history import HISTORY, Epoch, History, without_places, without_secrets
 
 ALL = [(task, phase, epoch) for task in (0, 1) for phase in ("features", "head") for epoch in (1, 2)]
 
@@ -80,3 +80,19 @@ def test_passwords_are_not_written_down(tmp_path: Path) -> None:
     assert history.commands == [["--quarantine", "postgresql://me:***@host:5432/db?sslpassword=***&a=b"]]
     assert "s3cr" not in (tmp_path / HISTORY).read_text()
     assert without_secrets("sqlite:////var/lib/q.db") == "sqlite:////var/lib/q.db"
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("fit --data /home/ada/x --tasks a,b --out=/srv/run", "fit --data FOLDER --tasks a,b --out=RUN"),
+        ("fit --trunk onnx:/home/ada/net.onnx --seed 3", "fit --trunk onnx:FILE --seed 3"),
+        ("fit --trunk=onnx:/home/ada/net.onnx", "fit --trunk=onnx:FILE"),
+        (
+            "learn-unknowns /srv/run --publish /srv/shelf --quarantine q",
+            "learn-unknowns RUN --publish SHELF --quarantine URL",
+        ),
+    ],
+)
+def test_a_command_for_others_names_no_place(command: str, shown: str) -> None:
+    assert without_places(["openworld", *command.split()]) == f"openworld {shown}"

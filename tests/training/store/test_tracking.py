@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,13 +16,14 @@ from training import fit
 from training.config import Lesson, RunConfig
 from training.store import tracking
 from training.store.checkpoint import Progress, read_config
-from training.store.history import HISTORY, Epoch, History
-from training.store.tracking import TRACKERS, MLflow, TrackerKind, Tracking, curve_of, scalars
+from training.store.history import HISTORY, PHASES, Epoch, History
+from training.store.tracking import TRACKERS, MLflow, TrackerKind, Tracking, WandB, curve_of, scalars
 
 if TYPE_CHECKING:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 OLD = RunConfig(TINY_PRESET, 0, (Lesson((("zero", "one"),), "tiny"),))
+PATIENCE = 30.0
 CURVES = {f"loss/task{task}/{phase}": [1, 2] for task in (0, 1) for phase in ("features", "head")}
 
 
@@ -61,6 +63,31 @@ def test_tensorboard_has_every_epoch_of_a_resumed_run_once(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.long
+def test_wandb_has_every_epoch_and_the_metrics_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real package, which writes a file that `wandb sync` uploads; nothing is sent."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "run"
+    (folder / "wandb/offline-run-1-abc").mkdir(parents=True)
+    epochs = [Epoch(task, phase, epoch, 0.5, 1.0) for task in (0, 1) for phase in PHASES for epoch in (1, 2)]
+    again = WandB(folder, OLD, epochs[:7])
+    again.epoch(epochs[7])
+    again.measured({"cil_accuracy": 0.75, "unknown": {"auroc": 0.9}, "after_each_task": [{"til_accuracy": 0.5}]})
+    # A run that was begun before is written again, so that every epoch is there once.
+    (log,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + PATIENCE
+    # Another process of wandb writes the file, and may be a moment behind.
+    while b"after_each_task/til_accuracy" not in (content := log.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for curve in CURVES:
+        assert content.count(curve.encode()) >= 2
+    for name in (b"cil_accuracy", b"unknown/auroc", b"after_each_task/til_accuracy"):
+        assert name in content
+
+
+@pytest.mark.long
 def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert fit.main(["--out", str(folder)]) == 0

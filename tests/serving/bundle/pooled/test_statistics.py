@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from serving.bundle.pooled import (
+    Detector,
     PooledClassifier,
     PooledSettings,
     Projection,
@@ -20,12 +21,12 @@ from serving.bundle.pooled import (
     StatisticsError,
 )
 from serving.bundle.pooled import statistics as module
+from serving.bundle.pooled.settings import UNKNOWN_SCORES
+from serving.bundle.pooled.solution import Solution
 
 DIM = 24
 PROJECTIONS = (Projection(DIM, 0), Projection(DIM, 32))
-EVERY_SCORE = PooledSettings(
-    unknown=tuple(Standardised(name=name) for name in ("relative", "mahalanobis", "lda", "ridge")), rank=DIM
-)
+EVERY_SCORE = PooledSettings(expanded=True, unknown=tuple(Standardised(name=name) for name in UNKNOWN_SCORES))
 
 Task = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -72,10 +73,20 @@ def test_the_order_of_tasks_does_not_matter(drawn: Any, random: Any, projection:
     together = Statistics.of(*(np.concatenate(parts) for parts in zip(*shuffled, strict=True)), projection)
     assert_same(one, together)
     images = make_task(7, [0, 3], 4)[0]
-    answers = [PooledClassifier.fit(each, EVERY_SCORE).outputs(images) for each in (one, other, together)]
-    for name, another in itertools.product(("logits", "distances"), answers[1:]):
-        expected = answers[0][name]
-        np.testing.assert_allclose(another[name], expected, atol=1e-6 * max(1.0, np.abs(expected).max()))
+    for answers in (
+        [each(statistics)(images) for statistics in (one, other, together)] for each in (logits, distances)
+    ):
+        for another in answers[1:]:
+            np.testing.assert_allclose(another, answers[0], atol=1e-6 * max(1.0, np.abs(answers[0]).max()))
+
+
+def logits(statistics: Statistics) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    return PooledClassifier.fit(statistics, EVERY_SCORE).logits
+
+
+def distances(statistics: Statistics) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    solution = Solution.of(statistics, EVERY_SCORE)
+    return Detector.of(solution, EVERY_SCORE.unknown, statistics.class_ids).distances
 
 
 @settings(deadline=None, max_examples=30)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from export.graph import directory
-from export.graph.directory import WriteError, check_target, fresh_directory, move_into_place, recover
+from serving.bundle import directory
 from serving.bundle.atomic import exchange
+from serving.bundle.directory import WriteError, check_target, fresh_directory, move_into_place, recover
 from serving.bundle.layout import MANIFEST
 from tests.helpers import raise_at_call
 
@@ -65,7 +65,7 @@ def test_what_is_not_a_bundle_is_left_alone(place: str, tmp_path: Path) -> None:
         (target / "chapter.tex").write_text("years of work")
     else:
         target.write_text("years of work")
-    with pytest.raises(WriteError, match=f"{target} exists and is not a bundle: choose another --out or remove it"):
+    with pytest.raises(WriteError, match=f"{target} exists and is not a bundle: choose another folder or remove it"):
         write_directory(target, NEW)
     kept = target / "chapter.tex" if place == "folder" else target
     assert kept.read_text() == "years of work"
@@ -83,7 +83,7 @@ def test_an_empty_folder_becomes_the_bundle(tmp_path: Path) -> None:
 def test_a_link_is_not_replaced(target: str, tmp_path: Path) -> None:
     write_directory(tmp_path / "bundle", OLD)
     (tmp_path / "current").symlink_to(target)
-    with pytest.raises(WriteError, match=f"{tmp_path / 'current'} is a link to {target}: give --out a folder of its"):
+    with pytest.raises(WriteError, match=f"{tmp_path / 'current'} is a link to {target}: give a folder of its"):
         write_directory(tmp_path / "current", NEW)
     assert os.readlink(tmp_path / "current") == target
     assert contents(tmp_path / "bundle") == OLD
@@ -92,7 +92,7 @@ def test_a_link_is_not_replaced(target: str, tmp_path: Path) -> None:
 @pytest.fixture
 def in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that cannot exchange two names."""
-    monkeypatch.setattr("export.graph.directory.exchange", lambda *_: False)
+    monkeypatch.setattr("serving.bundle.directory.exchange", lambda *_: False)
 
 
 @pytest.mark.usefixtures("in_two_steps")
@@ -132,7 +132,7 @@ def test_the_folder_around_a_bundle_is_made_lasting_after_the_move(
     rename, fsync = os.rename, os.fsync
     monkeypatch.setattr(os, "rename", lambda *places: [happened.append("rename"), rename(*places)])
     exchanging = lambda *places: [happened.append("rename"), exchange(*places)][1]  # noqa: E731
-    monkeypatch.setattr("export.graph.directory.exchange", exchanging)
+    monkeypatch.setattr("serving.bundle.directory.exchange", exchanging)
     monkeypatch.setattr(os, "fsync", lambda file: [happened.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)])
     write_directory(tmp_path / "bundle", NEW)
     assert happened[-2:] == ["rename", str(tmp_path)]

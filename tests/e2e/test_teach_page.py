@@ -1,0 +1,549 @@
+"""The page for teaching in a real browser, against the real server; screenshots are left in pytest's temporary folder.
+
+The server has a tiny bundle of photos. The tests share it, and run in the order of the file: the first one teaches two
+classes, which the later ones rename, delete and bring back.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from serving.bundle.shelf import Shelf
+from serving.quarantine.records import FoundGroup
+from serving.quarantine.store import Store
+from tests.helpers_serving import PATIENCE, Server, eventually, http_get, http_post, saved, serving
+from tests.helpers_teaching import picture, pictures, write_bundle
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+pytestmark = pytest.mark.long
+
+TOKEN = "f00dfacef00dface-token"
+PHONE = {"width": 375, "height": 740}
+HOSTILE = "<img src=x onerror=alert(1)>"
+EACH = 24
+"""Unknown images of each of the two new classes."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('quarantine')}/quarantine.db"
+
+
+@pytest.fixture(scope="module")
+def server(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    shelf = tmp_path_factory.mktemp("shelf")
+    write_bundle(shelf / "first")
+    Shelf(shelf).point_at("first")
+    settings = {"OPENWORLD_BUNDLES": str(shelf), "OPENWORLD_QUARANTINE_URL": url, "OPENWORLD_ADMIN_TOKEN": TOKEN}
+    with serving(tmp_path_factory.mktemp("home"), None, settings=settings) as started:
+        yield started
+    assert "Traceback" not in started.log.read_text()
+    assert TOKEN not in started.log.read_text()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store.open(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """The page, opened by ada; any error in the browser fails the test."""
+    page = open_page(browser, server)
+    yield page
+    close(page)
+
+
+MESSAGES: dict[Page, list[str]] = {}
+
+
+def open_page(browser: Browser, server: Server, *, path: str = "/teach", **options: Any) -> Page:
+    signed_in = {"username": "ada", "password": TOKEN}
+    defaults = {"viewport": {"width": 1280, "height": 900}, "permissions": ["camera"], "http_credentials": signed_in}
+    context = browser.new_context(**{**defaults, **options})
+    page = context.new_page()
+    said = MESSAGES[page] = []
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(f"{server.url}{path}")
+    if path == "/teach":
+        page.wait_for_selector("#main[aria-busy=false]")
+    return page
+
+
+def close(page: Page) -> None:
+    page.unroute_all(behavior="ignoreErrors")
+    page.context.close()
+    assert [line for line in MESSAGES.pop(page) if "Failed to load resource" not in line] == []
+
+
+def noticed(page: Page, text: str) -> None:
+    """Wait until the page shows a notice with this text."""
+    page.get_by_test_id("notice").filter(has_text=text).wait_for()
+
+
+def undo(page: Page) -> None:
+    page.get_by_test_id("undo").click()
+    noticed(page, "Undone.")
+
+
+def tab(page: Page, name: str) -> None:
+    page.get_by_test_id(f"tab-{name}").click()
+
+
+def of_class(page: Page, label: str) -> Any:
+    return page.locator(f'[data-testid=class][data-label="{label}"]')
+
+
+def labels(server: Server) -> list[str]:
+    return [label for task in http_get(f"{server.url}/model").json()["tasks"] for label in task["labels"]]
+
+
+def answers(server: Server, label: str, numbers: range) -> list[str]:
+    """What the server answers for pictures of a class, which it does not store."""
+    contents = [picture(label, number) for number in numbers]
+    return [http_post(f"{server.url}/predict?store=false", content=content).json()["label"] for content in contents]
+
+
+def learn_and_accept(page: Page) -> None:
+    """From what waits to the new version in service."""
+    tab(page, "learn")
+    page.get_by_test_id("learn-now").click()
+    page.get_by_test_id("accept").click()
+    noticed(page, "is served now.")
+
+
+@contextlib.contextmanager
+def traffic(server: Server) -> Iterator[list[int]]:
+    """Requests that go on meanwhile; yields the status of each."""
+    stop, found = threading.Event(), []
+    content = picture("ant", 500)
+
+    def send() -> None:
+        with httpx.Client(timeout=PATIENCE) as client:
+            while not stop.wait(0.05):
+                try:
+                    found.append(client.post(f"{server.url}/predict?store=false", content=content).status_code)
+                except httpx.TransportError:
+                    found.append(0)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+def files(**pictures_of: range) -> list[dict[str, Any]]:
+    return [
+        {"name": f"{label}-{number}.png", "mimeType": "image/png", "buffer": picture(label, number)}
+        for label, numbers in pictures_of.items()
+        for number in numbers
+    ]
+
+
+def test_an_empty_page_says_what_to_do(page: Page) -> None:
+    page.get_by_text("No unknown images wait").wait_for()
+    assert page.get_by_role("link", name="Bring examples").is_visible()
+    assert not page.get_by_test_id("group").is_visible()
+    page.keyboard.press("3")
+    page.get_by_text("Nothing waits to be learned").wait_for()
+    page.get_by_test_id("lesson").get_by_role("link", name="Bring examples").click()
+    page.get_by_test_id("bring-label").wait_for()
+    page.go_back()
+    page.get_by_text("Nothing waits to be learned").wait_for()
+
+
+def test_unknown_images_are_grouped_named_learned_and_known_while_requests_go_on(
+    page: Page, server: Server, store: Store, tmp_path: Path
+) -> None:
+    sent = {content: label for label in ("elk", "fox") for content in pictures(label, EACH)}
+    unknown = [http_post(f"{server.url}/predict", content=content).json()["known"] for content in sent].count(False)
+    assert unknown >= 0.8 * len(sent)
+    eventually(lambda: store.usage().items == unknown)
+    before = {label: answers(server, label, range(100, 110)) for label in ("elk", "fox", "ant")}
+    with traffic(server) as statuses:
+        page.reload()
+        page.get_by_test_id("group").click()
+        noticed(page, "Found ")
+        groups = page.locator("#groups > [data-group]:not([data-group=none])")
+        assert groups.count() >= 2
+        numbers = [int(group.get_attribute("data-group") or "") for group in groups.all()]
+        for number in numbers:
+            shown = Counter(sent[store.image(item)] for item in store.members(number))
+            (name, _), *_ = shown.most_common()
+            page.get_by_test_id(f"name-{number}").fill(name)
+            page.get_by_test_id(f"save-{number}").click()
+            # It asks only if the group has images that are not shown.
+            yes = page.get_by_test_id("sure-yes")
+            page.locator("[data-testid=sure-yes], #notice-text:has-text('Named')").first.wait_for()
+            if yes.count():
+                yes.click()
+            noticed(page, f"“{name}”.")
+            page.evaluate("document.getElementById('notice').hidden = true")
+        assert page.get_by_test_id("strip").is_visible()
+        page.screenshot(path=tmp_path / "named.png", full_page=True)
+        page.get_by_test_id("strip-go").click()
+        page.get_by_test_id("accept").wait_for()
+        page.screenshot(path=tmp_path / "before-and-after.png", full_page=True)
+        rows = {row.get_attribute("data-label"): row.inner_text() for row in page.locator(".results tbody tr").all()}
+        assert {*rows} == {"elk", "fox"}
+        assert "elk" not in labels(server), "nothing is served before it is accepted"
+        started = time.monotonic()
+        page.get_by_test_id("accept").click()
+        noticed(page, "is served now.")
+        assert time.monotonic() - started < PATIENCE
+    assert statuses
+    assert set(statuses) == {200}
+    assert {"elk", "fox"} <= set(labels(server))
+    after = {label: answers(server, label, range(100, 110)) for label in ("elk", "fox", "ant")}
+    for label in ("elk", "fox"):
+        assert before[label].count(label) == 0
+        assert after[label].count(label) >= 8
+    assert after["ant"].count("ant") >= before["ant"].count("ant") - 1
+
+
+def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server) -> None:
+    tab(page, "classes")
+    elk = of_class(page, "elk")
+    assert "taught by ada" in elk.inner_text()
+    assert elk.get_by_test_id("example").count() > 0
+    elk.get_by_test_id("class-rename").click()
+    page.get_by_test_id("sure-count").fill("fox")
+    page.get_by_text("Merge the two instead.").wait_for()
+    assert page.get_by_test_id("sure-yes").is_disabled()
+    page.get_by_test_id("sure-count").fill("moose")
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Renamed “elk” to “moose”.")
+    assert {"moose"} == {"elk", "moose"} & set(labels(server))
+    undo(page)
+    assert {"elk"} == {"elk", "moose"} & set(labels(server))
+
+    of_class(page, "fox").get_by_test_id("class-delete").click()
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Deleted “fox”.")
+    assert "fox" not in labels(server)
+    assert of_class(page, "fox").count() == 0
+    assert answers(server, "fox", range(100, 105)).count("fox") == 0
+    # Not by the notice this time, but from the list of versions.
+    tab(page, "versions")
+    page.get_by_test_id("version").filter(has_text="fox").filter(has_text="learned").get_by_test_id("rollback").click()
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "is served now.")
+    assert {"elk", "fox"} <= set(labels(server))
+    assert answers(server, "fox", range(100, 110)).count("fox") >= 8
+    assert page.locator("[data-testid=version][data-current=true]").count() == 1
+    assert "ada" in page.get_by_test_id("log").inner_text()
+
+
+def test_examples_come_from_files_and_folders_and_copies_are_recognised(
+    page: Page, store: Store, tmp_path: Path
+) -> None:
+    tab(page, "examples")
+    # Files without a class wait for its name.
+    page.set_input_files("#bring-file", files(gnu=range(4)))
+    page.get_by_text("4 images ready.").wait_for()
+    page.keyboard.type(HOSTILE)
+    assert "is a new class" in page.get_by_test_id("bring-hint").inner_text()
+    page.keyboard.press("Enter")
+    noticed(page, f"Added 4 examples of “{HOSTILE}”.")
+    assert {item.label for item in store.items() if item.state == "named"} >= {HOSTILE}
+    # The same again, with a file that is none.
+    junk = {"name": f"{HOSTILE}.png", "mimeType": "image/png", "buffer": b"junk"}
+    page.set_input_files("#bring-file", [*files(gnu=range(5)), junk])
+    noticed(page, "4 images were here already: not added twice.")
+    problems = page.get_by_test_id("brought-problems").inner_text()
+    assert f"{HOSTILE}.png: The service cannot read this file." in problems
+    assert page.get_by_test_id("brought-thumb").count() == 5
+    undo(page)
+    assert page.get_by_test_id("brought-thumb").count() == 0
+
+    folder = tmp_path / "animals"
+    for label in ("gnu", "hen"):
+        (folder / label).mkdir(parents=True)
+        for number in range(10, 13):
+            (folder / label / f"{number}.png").write_bytes(picture(label, number))
+    (folder / "Thumbs.db").write_bytes(b"not an image")
+    page.get_by_test_id("bring-label").fill("")
+    page.set_input_files("#bring-directory", folder)
+    assert "gnu: 3 images" in page.get_by_test_id("sure").inner_text()
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Added 6 examples of “gnu” and “hen”.")
+    counted = Counter(item.label for item in store.items() if item.state == "named")
+    assert (counted["gnu"], counted["hen"]) == (3, 3)
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_large_photo_is_shrunk_before_it_is_sent(page: Page, store: Store) -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (20, 30, 3), dtype=np.uint8)
+    large = saved(Image.fromarray(noise).resize((3000, 2000)), "JPEG")
+    tab(page, "examples")
+    page.get_by_test_id("bring-label").fill("hen")
+    page.set_input_files("#bring-file", {"name": "large.jpg", "mimeType": "image/jpeg", "buffer": large})
+    noticed(page, "Added 1 example of “hen”.")
+    newest = store.items()[-1]
+    assert (newest.width, newest.height) == (768, 512)
+    undo(page)
+    assert newest.id not in {item.id for item in store.items()}
+
+
+def test_groups_are_split_and_loose_images_join_the_group_that_they_look_like(
+    page: Page, server: Server, store: Store
+) -> None:
+    before = {item.id for item in store.items()}
+    for content in pictures("gnu", 10, first=60):
+        http_post(f"{server.url}/predict", content=content)
+    eventually(lambda: _settled(store, len(before) + 8))
+    ids = [item.id for item in store.items() if item.id not in before]
+    store.replace_groups([FoundGroup(ids[:6], 0.9, "ant", False)])
+    (number,) = [group.id for group in store.groups() if group.size == 6]
+
+    def resemble(route: Route) -> None:
+        found = route.fetch().json()
+        like = {"group": number, "similarity": 0.8}
+        alike = [{**item, "looks_like": like if item["id"] in ids else None} for item in found["items"]]
+        route.fulfill(json={**found, "items": alike})
+
+    page.route(re.compile("/teach/loose"), resemble)
+    page.reload()
+    group = page.get_by_test_id(f"group-{number}")
+    assert "nearest class: “ant”" in group.inner_text()
+    page.get_by_test_id(f"alike-{number}").click()
+    noticed(page, f"Moved {len(ids) - 6} images to group {number}.")
+    assert [*store.members(number)] == ids
+    page.click(f"#thumb-{ids[0]}")
+    page.click(f"#thumb-{ids[1]}", modifiers=["Shift"])
+    page.get_by_test_id("selected-target").select_option("a new group")
+    page.get_by_test_id("selected-move").click()
+    noticed(page, "of 2 images.")
+    assert [*store.members(number)] == ids[2:]
+    undo(page)
+    assert [*store.members(number)] == ids
+    page.get_by_test_id(f"junk-{number}").click()
+    noticed(page, f"Marked {len(ids)} images as junk.")
+
+
+def _settled(store: Store, least: int) -> bool:
+    """Whether at least so many images are kept, and no more come: they are written after their answers."""
+    count = len(store.items())
+    time.sleep(1)
+    return count >= least and len(store.items()) == count
+
+
+def test_a_dropped_and_a_pasted_image_become_examples(page: Page, store: Store) -> None:
+    for kind, number in (("paste", 50), ("drop", 51)):
+        page.evaluate(
+            """([kind, text]) => {
+                const held = new DataTransfer();
+                const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+                held.items.add(new File([bytes], "image.png", { type: "image/png" }));
+                const options = { bubbles: true, cancelable: true, dataTransfer: held, clipboardData: held };
+                const event = kind === "paste" ? new ClipboardEvent(kind, options) : new DragEvent(kind, options);
+                document.body.dispatchEvent(event);
+            }""",
+            [kind, base64.b64encode(picture("hen", number)).decode()],
+        )
+        if kind == "paste":
+            page.get_by_text("1 image ready.").wait_for()
+            page.keyboard.type("HEN")
+            page.get_by_test_id("pending-add").click()
+        noticed(page, "Added 1 example of “hen”.")
+        page.evaluate("document.getElementById('notice').hidden = true")
+    assert sum(item.label == "hen" for item in store.items()) == 5
+
+
+def test_the_camera_takes_examples_and_shows_live_answers_that_are_not_stored(page: Page, store: Store) -> None:
+    tab(page, "examples")
+    before = store.usage().items
+    page.get_by_test_id("camera-open").click()
+    page.get_by_test_id("camera-live").filter(has_text=re.compile(".")).wait_for()
+    page.keyboard.type("hen")
+    page.get_by_test_id("camera-take").click()
+    noticed(page, "Added 1 example of “hen”.")
+    assert store.usage().items == before + 1
+    undo(page)
+    assert store.usage().items == before
+    page.get_by_test_id("camera-close").click()
+    assert page.evaluate("document.getElementById('camera-video').srcObject") is None
+
+
+def test_it_is_taught_with_the_keyboard_alone(page: Page, server: Server, store: Store) -> None:
+    page.keyboard.press("?")
+    page.get_by_text("Keyboard shortcuts", exact=True).last.wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("3")
+    assert page.get_by_test_id("waiting-classes").inner_text().count("images") >= 2
+    page.keyboard.press("l")
+    page.get_by_test_id("accept").wait_for()
+    page.keyboard.press("d")
+    noticed(page, "Discarded.")
+    page.keyboard.press("l")
+    page.get_by_test_id("accept").wait_for()
+    assert page.evaluate("document.activeElement.id") == "lesson-title", "the result is read out"
+    page.keyboard.press("a")
+    if page.get_by_test_id("objection").count():
+        assert page.evaluate("document.activeElement.id") == "accept"
+        page.keyboard.press("Enter")
+    noticed(page, "is served now.")
+    assert {"gnu", "hen", HOSTILE} <= set(labels(server))
+    page.keyboard.press("Control+z")
+    noticed(page, "Undone.")
+    assert "hen" not in labels(server)
+
+
+def test_an_answer_is_confirmed_or_corrected_on_the_main_page(browser: Browser, server: Server, store: Store) -> None:
+    stranger = open_page(browser, server, path="/", http_credentials=None)
+    stranger.set_input_files("#file", files(ant=range(200, 201)))
+    stranger.get_by_role("link", name="Sign in to teach").wait_for()
+    close(stranger)
+
+    page = open_page(browser, server)
+    page.goto(server.url)
+    page.set_input_files("#file", files(ant=range(200, 201)))
+    page.get_by_test_id("feedback-right").filter(has_text="Yes, it is “ant”").click()
+    page.get_by_test_id("feedback-text").filter(has_text="Kept as an example of “ant”.").wait_for()
+    assert [(item.label, item.state) for item in store.items() if item.label == "ant"] == [("ant", "known")]
+    page.get_by_test_id("feedback-undo").click()
+    page.get_by_test_id("feedback-right").wait_for()
+    assert not any(item.label == "ant" for item in store.items())
+    page.get_by_test_id("feedback-label").fill("Bee")
+    page.keyboard.press("Enter")
+    page.get_by_test_id("feedback-text").filter(has_text="Kept as an example of “bee”.").wait_for()
+    page.get_by_role("link", name="Go on to learn").click()
+    page.get_by_test_id("waiting-classes").filter(has_text="bee").wait_for()
+    tab(page, "classes")
+    of_class(page, "bee").get_by_test_id("example").click()
+    page.get_by_test_id("zoom").get_by_role("button", name="Not an example").click()
+    noticed(page, "1 image no longer an example of “bee”.")
+    close(page)
+
+
+JOB: dict[str, Any] = {
+    "id": 77, "kind": "learn", "state": "done", "progress": 1.0, "step": "", "who": "bob", "seconds": 2.0, "base": "a",
+    "started_at": "2024-01-01T12:00:00.000Z", "candidate": "b", "error": None, "accepts": False, "grouped": None,
+}  # fmt: skip
+LEARNED: dict[str, Any] = {
+    "classes": [{
+        "label": HOSTILE, "new": True, "added": 3, "removed": 0, "images": 3, "of": 3, "right_before": 0,
+        "right_after": 2, "known_after": 3, "grade": "few examples", "advice": "More images help.",
+    }],
+    "accuracy_before": 0.0, "accuracy_after": 0.667, "deleted": [], "renamed": {}, "merged": {}, "gate": False,
+    "max_loss": 1.5, "waiting_unknown": 7, "waiting_known": 5, "waiting_by_class": {HOSTILE: 5},
+    "rejects_unknown": False, "seconds": {"learning": 1.5},
+    "old_classes": {
+        "images": 100, "before": 0.98, "after": 0.91, "missing": ["cat"],
+        "worse": [{"label": "ant", "images": 50, "before": 49, "after": 42, "taken_for": [[HOSTILE, 7]]}],
+        "changed": [{"label": "ant", "images": 50, "before": 49, "after": 42, "taken_for": [[HOSTILE, 7]]}],
+    },
+}  # fmt: skip
+
+
+def with_status(page: Page, **changes: Any) -> None:
+    """Let the service tell another status than its own."""
+
+    def tell(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), **changes})
+
+    page.route(re.compile("/teach/status"), tell)
+
+
+def test_the_gate_objects_in_plain_words_and_can_be_overruled(page: Page, tmp_path: Path) -> None:
+    with_status(page, job={**JOB, "learned": LEARNED})
+    asked: list[Any] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        detail = {"code": "teach_changed", "message": "another version is served by now: got v9, published by bob"}
+        route.fulfill(status=409, json={"error": detail})
+
+    page.route(re.compile("/teach/accept"), refuse)
+    tab(page, "learn")
+    page.reload()
+    objection = page.get_by_test_id("objection")
+    objection.wait_for()
+    assert "The lesson would make “ant” worse." in objection.inner_text()
+    assert f"taken for “{HOSTILE}” (7)" in objection.inner_text()
+    assert "5 of 7" in page.get_by_test_id("figures").inner_text()
+    assert "no image can be called unknown" in page.get_by_test_id("lesson").inner_text()
+    page.screenshot(path=tmp_path / "objection.png", full_page=True)
+    page.keyboard.press("a")
+    assert asked == [], "a key does not overrule the gate"
+    page.get_by_role("button", name="Accept anyway").click()
+    page.get_by_text("The model was changed by somebody else in the meantime.").wait_for()
+    assert "published by bob" in page.inner_text("#problem-more")
+    assert asked == [{"job": 77, "force": True}]
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_lost_connection_and_another_persons_lesson_are_shown(page: Page) -> None:
+    running = {**JOB, "state": "running", "progress": 0.4, "step": "learning 2 classes", "learned": None}
+    with_status(page, job=running)
+    page.route(re.compile("/teach/jobs/77"), lambda route: route.abort())
+    page.reload()
+    page.get_by_test_id("strip").filter(has_text="bob teaches the model right now.").wait_for()
+    tab(page, "learn")
+    page.get_by_text("The connection is lost. Trying again").wait_for()
+    page.unroute(re.compile("/teach/status"))
+    page.unroute(re.compile("/teach/jobs/77"))
+    page.route(
+        re.compile("/teach/jobs/77"),
+        lambda route: route.fulfill(json={**running, "state": "failed", "error": "killed"}),
+    )
+    page.get_by_test_id("lesson-progress").wait_for(state="detached")
+
+
+def test_a_server_that_cannot_be_taught_says_why(page: Page) -> None:
+    with_status(page, enabled=False, reason="the bundle has no trunk", job=None)
+    page.reload()
+    page.get_by_test_id("off").filter(has_text="the bundle has no trunk").wait_for()
+    assert page.get_by_test_id("off").get_by_role("link").get_attribute("href") == "unknowns"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_never_scrolls_sideways(browser: Browser, server: Server, tmp_path: Path, scheme: str) -> None:
+    page = open_page(browser, server, viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
+    for part in ("unknown", "examples", "learn", "classes", "versions"):
+        page.get_by_test_id(f"tab-{part}").tap()
+        page.wait_for_selector("#main[aria-busy=false]")
+        page.screenshot(path=tmp_path / f"{part}-{scheme}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"], part
+        ends = page.evaluate(
+            "[...document.querySelectorAll('.tabs a')].map((tab) => tab.getBoundingClientRect().right)"
+        )
+        assert max(ends) <= PHONE["width"], "all tabs are in view"
+    close(page)
+
+
+def test_every_control_has_a_name(page: Page) -> None:
+    for part in ("unknown", "examples", "learn", "classes", "versions"):
+        tab(page, part)
+        page.wait_for_selector("#main[aria-busy=false]")
+        unnamed = page.evaluate(
+            """() => [...document.querySelectorAll("button, input, select, [role=option], [role=listbox], a")]
+                .filter((control) => {
+                    const label = control.labels?.[0]?.textContent ?? "";
+                    return !(control.getAttribute("aria-label") || label.trim() || control.textContent.trim());
+                }).map((control) => control.outerHTML)"""
+        )
+        assert unnamed == []

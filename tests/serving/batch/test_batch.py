@@ -1,0 +1,323 @@
+"""Many images into one file: equal to single answers, and the same file whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import psutil
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="the extra `batch` is not installed")
+import pyarrow.parquet as pq  # noqa: E402
+
+from serving.batch.errors import BatchError  # noqa: E402
+from serving.batch.plan import WorkFolder  # noqa: E402
+from serving.batch.progress import BatchProgress, duration  # noqa: E402
+from serving.batch.run import BatchRequest, run_batch  # noqa: E402
+from serving.batch.sources import find  # noqa: E402
+from serving.bundle.model import BundleModel  # noqa: E402
+from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
+from serving.predict import main  # noqa: E402
+from serving.settings import Settings  # noqa: E402
+from tests.helpers_serving import COLOURS, GREY, ROOT, eventually, image_bytes  # noqa: E402
+
+NUMBERS = ("class_id", "task", "confidence", "p_within_task", "p_task", "p_value", "unknown_score")
+CHUNK = 8
+
+
+def content(number: int) -> bytes:
+    colours = [*COLOURS.values(), GREY, (250, 20, 10)]
+    return image_bytes(colours[number % len(colours)])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """43 images in two folders, a damaged one among them, and a file that is no image."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "below").mkdir()
+    for number in range(43):
+        (folder / ("below" if number % 3 else "") / f"{number:02}.png").write_bytes(content(number))
+    (folder / "07.png").write_bytes(b"not an image")
+    (folder / "notes.txt").write_text("ignored")
+    return folder
+
+
+def request(bundle: Path, source: Path, out: Path, **options: Any) -> BatchRequest:
+    return BatchRequest(bundle, str(source), out, **{"workers": 1, "chunk": CHUNK, **options})
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def answer(bundle: Path, images: Path, out: Path, **options: Any) -> Path:
+    run_batch(request(bundle, images, out, **options), Settings())
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(bundle: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a run that nothing disturbed."""
+    return answer(bundle, images, tmp_path_factory.mktemp("whole") / "answers.parquet")
+
+
+def test_every_row_is_the_answer_of_the_image_alone(model: BundleModel, images: Path, whole: Path) -> None:
+    found = rows(whole)
+    assert [row["row"] for row in found] == list(range(44))
+    assert [row["file"] for row in found] == sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
+    options = PredictionOptions.for_model(model)
+    for row in found:
+        if row["file"] == "07.png":
+            assert (row["error_code"], row["label"], row["p_value"]) == ("unsupported_image", None, None)
+            continue
+        alone = answer_image(model, (images / row["file"]).read_bytes(), options)
+        assert (row["label"], row["known"], row["best_guess"]) == (alone.label, alone.known, alone.best_guess)
+        assert [row[name] for name in NUMBERS] == pytest.approx([getattr(alone, name) for name in NUMBERS], rel=1e-5)
+        assert row["error"] is row["error_code"] is None
+    about = pq.read_schema(whole).metadata
+    assert about[b"openworld.version"].decode() == model.manifest.version
+
+
+def test_the_command_writes_csv_and_json_lines(bundle: Path, images: Path, whole: Path, tmp_path: Path) -> None:
+    for suffix in (".csv", ".jsonl"):
+        out = tmp_path / f"answers{suffix}"
+        top = ["--top", "2"] if suffix == ".jsonl" else []
+        assert main([str(bundle), str(images), "--out", str(out), "--workers", "1", *top]) == 1
+        lines = out.read_text().splitlines()
+        if suffix == ".csv":
+            import csv
+
+            found = list(csv.DictReader(lines))
+            assert [row["label"] or None for row in found] == [row["label"] for row in rows(whole)]
+        else:
+            answers = [json.loads(line) for line in lines]
+            assert [row.get("label") for row in answers] == [row["label"] for row in rows(whole)]
+            assert all(len(row["top_labels"]) == 2 for row in answers if "label" in row)
+            assert answers[0]["top_probabilities"][0] == answers[0]["confidence"]
+        assert not WorkFolder(out).path.exists()
+
+
+def test_without_a_bundle_the_settings_name_it(
+    bundle: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENWORLD_BUNDLE", str(bundle))
+    assert main([str(images), "--out", str(tmp_path / "a.csv"), "--workers", "1"]) == 1
+    assert (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{images}", "--out", "{out}/a.txt"], "no such format"),
+        (["{images}", "--out", "{out}/a.csv", "--top", "2"], "CSV has no lists"),
+        (["{images}/notes.txt", "--out", "{out}/a.csv"], "nothing to answer"),
+        (["{empty}", "--out", "{out}/a.csv"], "no images"),
+        (["{images}", "--out", "{out}/a.csv", "--keep", "id"], "no columns"),
+        (["{images}", "--out", "{out}/missing/a.csv"], "cannot be made"),
+        (["{images}", "--out", "{out}/a.csv", "--task", "9"], "no such task"),
+    ],
+)
+def test_what_cannot_run_exits_with_2_and_leaves_nothing(
+    arguments: list[str], message: str, bundle: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").mkdir()
+    places = {"images": images, "empty": tmp_path / "empty", "out": tmp_path / "out"}
+    assert main([str(bundle), *(word.format(**places) for word in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+# ---- Killed and continued
+
+
+@contextmanager
+def started(bundle: Path, source: Path, out: Path) -> Iterator[psutil.Process]:
+    """A run in another process."""
+    code = (
+        "from tests.serving.batch.test_batch import *\n"
+        f"if __name__ == '__main__':\n    answer(Path({str(bundle)!r}), Path({str(source)!r}), Path({str(out)!r}))"
+    )
+    script = out.with_suffix(".py")
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(script)], cwd=ROOT, env=environment) as process:
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def stuck(images: Path, tmp_path: Path) -> Path:
+    """The same images, but one of them is a pipe that nobody writes into: the run stops there."""
+    folder = tmp_path / "stuck"
+    (folder / "below").mkdir(parents=True)
+    for path in images.rglob("*.png"):
+        (folder / path.relative_to(images)).write_bytes(path.read_bytes())
+    (folder / "below/31.png").unlink()
+    os.mkfifo(folder / "below/31.png")
+    return folder
+
+
+def finished_chunks(out: Path) -> int:
+    return len(list(WorkFolder(out).path.glob("*.arrow")))
+
+
+def answering_processes(process: psutil.Process) -> list[psutil.Process]:
+    alive = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "spawn_main" in " ".join(child.cmdline())]
+
+
+def same_rows(one: Path, other: Path) -> bool:
+    return bool(pq.read_table(one).equals(pq.read_table(other)))
+
+
+def test_a_killed_run_is_continued_to_the_same_file(bundle: Path, stuck: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.parquet"
+    with started(bundle, stuck, out) as process:
+        eventually(lambda: finished_chunks(out) == 4)
+        for each in [process, *process.children(recursive=True)]:
+            each.send_signal(signal.SIGKILL)
+    assert not out.exists()
+    (stuck / "below/31.png").unlink()
+    (stuck / "below/31.png").write_bytes(content(31))
+    # Chunks that are complete are not answered again.
+    (stuck / "below/01.png").write_bytes(content(0))
+    before = (WorkFolder(out).path / "00000000.arrow").stat()
+    with pytest.raises(BatchError, match=r"other options: alpha 0\.05, now 0\.2"):
+        answer(bundle, stuck, out, alpha=0.2)
+    with WorkFolder(out).alone(), pytest.raises(BatchError, match="one at a time"):
+        answer(bundle, stuck, out)
+    assert (WorkFolder(out).path / "00000000.arrow").stat() == before
+    # A chunk that was damaged is.
+    damaged = WorkFolder(out).path / "00000002.arrow"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    (stuck / "below/01.png").write_bytes(content(1))
+    answer(bundle, stuck, out)
+    once = answer(bundle, stuck, tmp_path / "once.parquet")
+    assert out.read_bytes() == once.read_bytes()
+    assert not WorkFolder(out).path.exists()
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_replaced(bundle: Path, stuck: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.parquet"
+    with started(bundle, stuck, out) as process:
+        eventually(lambda: finished_chunks(out) == 4)
+        (first,) = answering_processes(process)
+        first.send_signal(signal.SIGKILL)
+        eventually(lambda: [each for each in answering_processes(process) if each.pid != first.pid])
+        # Opening a pipe waits for its reader, the next process.
+        (stuck / "below/31.png").write_bytes(content(31))
+        assert process.wait(timeout=120) == 0
+    assert same_rows(out, whole)
+
+
+def test_an_existing_file_is_only_replaced_on_request(bundle: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    out.write_text("mine")
+    with pytest.raises(BatchError, match="--overwrite"):
+        answer(bundle, images, out)
+    assert out.read_text() == "mine"
+    answer(bundle, images, out, overwrite=True)
+    assert len(out.read_text().splitlines()) == 44
+
+
+# ---- Parquet
+
+
+@pytest.mark.parametrize("form", ["bytes", "paths", "structs"])
+def test_images_in_parquet_files(form: str, bundle: Path, images: Path, whole: Path, tmp_path: Path) -> None:
+    """Row groups that are larger and smaller than a chunk, in two files."""
+    names = [row["file"] for row in rows(whole)]
+    contents = [(images / name).read_bytes() for name in names]
+    paths = [str(images / name) for name in names]
+    structs = [{"bytes": content, "path": name} for content, name in zip(contents, names, strict=True)]
+    values: list[Any] = {"bytes": contents, "paths": paths, "structs": structs}[form]
+    source = tmp_path / "source"
+    source.mkdir()
+    table = pa.table(
+        {"photo": [*values, None], "id": [f"id{n}" for n in range(45)], "label": ["x"] * 45, "number": range(45)}
+    )
+    pq.write_table(table.slice(0, 30), source / "a.parquet", row_group_size=21)
+    pq.write_table(table.slice(30), source / "b.parquet", row_group_size=5)
+    out = answer(bundle, source, tmp_path / "a.parquet", column="photo", keep=("id", "label"))
+    found = rows(out)
+    assert [row["row"] for row in found] == list(range(45))
+    assert [row["id"] for row in found] == [f"id{n}" for n in range(45)]
+    assert [row["source_label"] for row in found] == ["x"] * 45
+    for row, alone in zip(found, rows(whole), strict=False):
+        assert [row[name] for name in (*NUMBERS, "label", "error_code")] == [
+            alone[name] for name in (*NUMBERS, "label", "error_code")
+        ]
+    assert found[-1]["error_code"] == "unreadable_file"
+    with pytest.raises(BatchError, match="no such column: got 'image'; allowed: photo, id, label, number"):
+        answer(bundle, source, tmp_path / "b.parquet")
+    with pytest.raises(BatchError, match="'number' has no images: got int64; allowed: bytes, paths"):
+        answer(bundle, source, tmp_path / "b.parquet", column="number")
+
+
+def test_images_behind_a_url(bundle: Path, images: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.parquet"
+    run_batch(BatchRequest(bundle, images.as_uri(), out, workers=1, chunk=CHUNK), Settings())
+    assert same_rows(out, whole)
+
+
+def test_a_url_lists_the_same_names_in_the_same_order_as_a_folder(tmp_path: Path) -> None:
+    names = ("a/b.png", "a.png", "a/c/d.JPG", "z.jpg", "notes.txt", "b/2.png", "b/10.png")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    fsspec.filesystem("memory").pipe({f"/bucket/{name}": b"" for name in names})
+    listed = [list(find(source)[1]) for source in (str(tmp_path), tmp_path.as_uri(), "memory://bucket")]
+    assert listed == [["a/b.png", "a/c/d.JPG", "a.png", "b/10.png", "b/2.png", "z.jpg"]] * 3
+
+
+# ---- Progress
+
+
+class Screen:
+    def __init__(self, terminal: bool) -> None:
+        self.terminal, self.text = terminal, ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+
+def test_progress_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("serving.batch.progress.time.monotonic", lambda: now)
+    screen: Any = Screen(terminal=False)
+    progress = BatchProgress(10_000, 1_000, screen)
+    now += 20
+    progress.add(2_000, 3)
+    assert screen.text == "3,000 of 10,000 images (30.0 %), 100 per second, 3 errors, 1 min 10 s left\n"
+    now += 1
+    progress.add(1_000, 0)
+    assert len(screen.text.splitlines()) == 1
+    assert progress.finish() == "3,000 images in 21.0 s, 143 per second and 1,000 before; 3 have an error"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.21, "4.2 s"), (725, "12 min 5 s"), (12_000, "3 h 20 min"), (190_000, "2 d 4 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

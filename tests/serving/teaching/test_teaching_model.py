@@ -1,0 +1,262 @@
+"""A model for programs: what was taught is known, what was forgotten leaves no trace, and what was frozen stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.bundle.layout import detector_name
+from serving.bundle.manifest import load_bundle
+from serving.bundle.model import BundleModel, load_pooled
+from serving.bundle.pixels import open_image, to_pixels
+from serving.bundle.pooled import PooledClassifier
+from serving.bundle.pooled.adapters import Adapter
+from serving.model import Model
+from serving.teaching.curriculum import Curriculum
+from serving.teaching.errors import TeachError
+from serving.teaching.learning import learn
+from serving.teaching.trial import try_out
+from tests.helpers_serving import ROOT
+from tests.helpers_teaching import ALL, TASKS, encode, pictures, write_bundle
+
+TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("teaching") / "bundle")
+
+
+def taught(bundle: Path, *lessons: dict[str, Sequence[bytes]]) -> Model:
+    model = Model.load(bundle, threads=1)
+    for lesson in lessons:
+        model.teach(lesson)
+    return model
+
+
+def test_teaches_two_classes(bundle: Path) -> None:
+    model = taught(bundle)
+    before = [model.predict(content) for content in pictures("elk", 20, first=500)]
+    model.teach({"elk": pictures("elk", 25), "fox": pictures("fox", 25)})
+    after = [model.predict(content) for content in pictures("elk", 20, first=500)]
+    assert sum(answer.known for answer in before) <= 6
+    assert sum(answer.label == "elk" for answer in after) >= 17
+    old = [model.predict(content).label for content in pictures("dog", 20, first=500)]
+    assert old.count("dog") >= 17
+    gnus = [model.predict(content).known for content in pictures("gnu", 20, first=500)]
+    assert sum(gnus) <= 8
+
+
+def outputs(model: Model, folder: Path) -> dict[str, np.ndarray]:
+    saved = BundleModel.load(model.save(folder), provider="cpu", threads=1)
+    saved.self_test()
+    return {**saved.run(pixels_of(saved)), "labels": np.array(saved.manifest.labels)}
+
+
+def pixels_of(model: BundleModel) -> np.ndarray:
+    return np.stack([to_pixels(open_image(content), model.manifest.image) for content in TEST])
+
+
+def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one["labels"].tolist() == other["labels"].tolist()
+    for name in ("logits", "distances", "scores", "p_task", "probability"):
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-6 * max(1.0, np.abs(other[name]).max()))
+
+
+ELK, FOX, GNU = ({label: pictures(label, 12)} for label in ("elk", "fox", "gnu"))
+MORE_DOG = {"dog": pictures("hen", 9)}
+
+
+def test_forgetting_is_never_having_learned(bundle: Path, tmp_path: Path) -> None:
+    never = taught(bundle, FOX, GNU)
+    model = taught(bundle, ELK, FOX, GNU)
+    model.forget("elk")
+    assert_same(outputs(model, tmp_path / "a"), outputs(never, tmp_path / "b"))
+    # Not only equal: the same bundle.
+    assert model.version == never.version
+
+
+def test_teach_forget_teach_again(bundle: Path, tmp_path: Path) -> None:
+    once = taught(bundle, ELK)
+    again = taught(bundle, ELK)
+    again.forget("elk")
+    again.teach(ELK)
+    assert_same(outputs(once, tmp_path / "a"), outputs(again, tmp_path / "b"))
+
+
+def test_forgetting_a_class_of_the_run(bundle: Path, tmp_path: Path) -> None:
+    """The pooled part is that of a run without the class; the detectors of other classes stay as they are."""
+    without = write_bundle(tmp_path / "without", tasks=(("ant", "bee", "dog"), TASKS[1]))
+    model = taught(bundle)
+    model.forget("cat")
+    got, wanted = outputs(model, tmp_path / "a"), outputs(taught(without), tmp_path / "b")
+    assert got["labels"].tolist() == wanted["labels"].tolist() == ["ant", "bee", "dog", *TASKS[1]]
+    old, new = load_bundle(bundle), load_bundle(tmp_path / "a")
+    vectors = encode(TEST)
+    # The settings were chosen with the class; by the same settings, the classifiers are equal.
+    found, never = (learn(Curriculum.of(load_bundle(folder))) for folder in (tmp_path / "a", without))
+    one, other = (PooledClassifier.fit(each.statistics, found.settings).logits(vectors) for each in (found, never))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * np.abs(other).max())
+    before, after = load_pooled(old).outputs(vectors), load_pooled(new).outputs(vectors)
+    kept = np.delete(before["distances"], 2, axis=1)
+    np.testing.assert_allclose(after["distances"], kept, rtol=0, atol=1e-6 * np.abs(kept).max())
+
+
+def test_frozen_parts_stay_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
+    model = taught(bundle, ELK)
+    first = model.save(tmp_path / "first")
+    model.teach({**FOX, **MORE_DOG})
+    second = model.save(tmp_path / "second")
+    for name in (detector_name(0), detector_name(1), detector_name(2), "trunk.onnx", "statistics.npz", "lesson0.npz"):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    rules = [load_bundle(folder).rule.tasks for folder in (bundle, first, second)]
+    assert rules[0] == rules[1][:2]
+    assert rules[1] == rules[2][:3]
+
+
+def test_extends_a_known_class(bundle: Path, tmp_path: Path) -> None:
+    """Images of a second kind become examples of a class: they are known then, and what was known stays known."""
+    model = taught(bundle)
+    hens, dogs = pictures("hen", 20, first=500), pictures("dog", 20, first=500)
+    known_before = [model.predict(content).known for content in dogs]
+    assert sum(model.predict(content).label == "dog" for content in hens) <= 3
+    model.teach({"dog": pictures("hen", 20)})
+    assert len(model.labels) == 8
+    answers = [model.predict(content) for content in hens]
+    assert sum(answer.label == "dog" for answer in answers) >= 15
+    known_after = [model.predict(content).known for content in dogs]
+    assert all(after for before, after in zip(known_before, known_after, strict=True) if before)
+    info = load_bundle(model.save(tmp_path / "more")).manifest.lessons[0]
+    assert (info.task, info.extends, info.images) == (None, ("dog",), {"dog": 20})
+
+
+def test_few_examples_do_not_make_everything_known(bundle: Path) -> None:
+    model = taught(bundle, {"elk": pictures("elk", 4)})
+    strangers = [model.predict(content).known for content in pictures("gnu", 20, first=500)]
+    assert sum(strangers) <= 10
+    assert sum(model.predict(content).label == "elk" for content in pictures("elk", 20, first=500)) >= 12
+
+
+def test_lessons_of_one_class_do_not_make_everything_known(bundle: Path) -> None:
+    """However classes are taught, one by one or together, about as many strangers are rejected."""
+    shown = {label: pictures(label, 8) for label in ("elk", "fox", "gnu", "hen")}
+    strangers = pictures("yak", 30, first=500) + pictures("fish", 30, first=500)
+    rejected = []
+    for lessons in ([shown], [{label: images} for label, images in shown.items()]):
+        model = taught(bundle, *lessons)
+        rejected.append(sum(not model.predict(content).known for content in strangers))
+        known = [model.predict(content).known for label in TASKS[0] for content in pictures(label, 10, first=500)]
+        assert sum(known) >= 34
+    assert rejected[0] >= 30
+    assert rejected[1] >= rejected[0] - 8
+
+
+OPERATIONS = st.lists(st.sampled_from(["elk", "fox", "gnu", "more dog"]), min_size=1, max_size=4, unique=True)
+
+
+@given(OPERATIONS, st.data())
+@settings(max_examples=12, deadline=None)
+def test_any_order_of_lessons_without_one_class(
+    bundle: Path, tmp_path_factory: pytest.TempPathFactory, lessons: list[str], data: st.DataObject
+) -> None:
+    given = {"elk": ELK, "fox": FOX, "gnu": GNU, "more dog": MORE_DOG}
+    gone = data.draw(st.sampled_from(lessons))
+    if gone == "more dog":
+        return
+    model = taught(bundle, *(given[name] for name in lessons))
+    model.forget(gone)
+    never = taught(bundle, *(given[name] for name in lessons if name != gone))
+    folder = tmp_path_factory.mktemp("order")
+    assert_same(outputs(model, folder / "a"), outputs(never, folder / "b"))
+
+
+def test_rename_and_merge(bundle: Path, tmp_path: Path) -> None:
+    model = taught(bundle, ELK, FOX)
+    model.rename("elk", "moose")
+    model.rename("ant", "emmet")
+    assert model.labels == ("emmet", *ALL[1:8], "moose", "fox")
+    model.merge("fox", "moose")
+    assert model.labels == ("emmet", *ALL[1:8], "moose")
+    wanted = taught(bundle, ELK, {"elk": FOX["fox"]})
+    got, expected = outputs(model, tmp_path / "a"), outputs(wanted, tmp_path / "b")
+    np.testing.assert_allclose(got["probability"], expected["probability"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.forget("yak"), "no class 'yak'"),
+        (lambda model: model.rename("ant", "bee"), "'bee' is a class already"),
+        (lambda model: model.rename("ant", "unknown"), "cannot be called 'unknown'"),
+        (
+            lambda model: model.teach({"yak": pictures("elk", 1)}),
+            "too few examples of 'yak' \\(1\\); allowed: at least 2",
+        ),
+        (lambda model: model.merge("ant", "bee"), "learned by a run"),
+        (lambda model: model.teach({"a\nb": pictures("elk", 2)}), "printable"),
+    ],
+)
+def test_refuses(bundle: Path, change, message: str) -> None:
+    model = taught(bundle)
+    with pytest.raises(TeachError, match=message):
+        change(model)
+    assert model.version == load_bundle(bundle).manifest.version
+
+
+def test_teaching_the_same_examples_again_is_refused(bundle: Path) -> None:
+    model = taught(bundle, ELK)
+    with pytest.raises(TeachError, match="12 examples, all of them taught before"):
+        model.teach(ELK)
+
+
+def test_with_the_dependencies_of_serving_alone(bundle: Path, tmp_path: Path) -> None:
+    for label in ("elk", "gnu"):
+        for number, content in enumerate(pictures(label, 8)):
+            (tmp_path / f"{label}{number}.png").write_bytes(content)
+    program = f"""
+import json, sys
+from serving.bundle.pooled import PooledClassifier
+from serving.model import Model
+from serving.teaching.curriculum import Curriculum
+model = Model.load({str(bundle)!r}, threads=1)
+model.teach({{"elk": [f"{tmp_path}/elk{{n}}.png" for n in range(8)]}})
+label = model.predict("{tmp_path}/elk3.png").label
+model.save("{tmp_path}/saved")
+model.forget("elk")
+print(json.dumps([label, list(model.labels), [n for n in ("torch", "sklearn", "onnx", "scipy") if n in sys.modules]]))
+"""
+    python = ROOT / ".venv-serving/bin/python"
+    if not python.exists():
+        pytest.skip("no environment with serving's dependencies alone")
+    done = subprocess.run([python, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["elk", list(ALL[:8]), []]
+    assert Model.load(tmp_path / "saved", threads=1).labels[-1] == "elk"
+
+
+def test_a_lesson_is_compared_beside_adapters_that_read_all_rotations(bundle: Path) -> None:
+    """Stored vectors are those of upright images, so adapters that read four rotations take no part."""
+    loaded = load_bundle(bundle)
+    run = Curriculum.of(loaded)
+    numbers = np.random.default_rng(0)
+
+    def adapter(classes: int) -> Adapter:
+        layers = [(numbers.normal(size=(5, run.dim)), numbers.normal(size=5))]
+        inputs = numbers.normal(size=run.dim), numbers.normal(size=run.dim)
+        return Adapter.of(inputs, layers, numbers.normal(size=(4, 5, classes)), numbers.normal(size=(4, classes)), 1.0)
+
+    tasks = tuple(replace(task, adapter=adapter(len(task.labels))) for task in run.tasks)
+    served = learn(replace(run, tasks=tasks, weight=0.5))
+    assert served.model.rotations == 4
+    waiting = numbers.normal(size=(3, run.dim)).astype(np.float32)
+    found = try_out(served, served, (loaded.rule, loaded.rule), waiting)
+    assert found.waiting == 3
+    assert found.worse == ()

@@ -1,0 +1,116 @@
+"""Two replicas with one PostgreSQL database and one shelf, where two people teach at once."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from serving import errors
+from serving.bundle.manifest import load_bundle
+from serving.bundle.shelf import Shelf
+from serving.quarantine.store import Store
+from serving.settings import Settings
+from serving.swap.agreement import BundleLocation, SwapState
+from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.teaching.jobs import JobRecord
+from serving.teaching.lesson_job import Wanted
+from serving.teaching.teacher import PublishedVersion, Teacher
+from tests.helpers_quarantine import Postgres, arrival
+from tests.helpers_teaching import pictures, write_bundle
+
+pytestmark = pytest.mark.long
+
+
+class OneWorker:
+    """The swaps of a server whose only worker accepts everything: the shelf is what counts here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._shelf = Shelf(folder)
+
+    def publish(self, name: str, instead_of: str) -> Future[SwapOutcome]:
+        self._shelf.point_at(name, instead_of)
+        done: Future[SwapOutcome] = Future()
+        place = BundleLocation(path=self._shelf.folder / name, version=name)
+        done.set_result(SwapOutcome(changed=True, state=SwapState(serving=place), workers=[]))
+        return done
+
+
+@pytest.fixture
+def replicas(
+    running_postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Teacher, Teacher]]:
+    bundle = write_bundle(tmp_path / "bundle")
+    version = load_bundle(bundle).manifest.version
+    shutil.copytree(bundle, tmp_path / "shelf" / version)
+    Shelf(tmp_path / "shelf").point_at(version)
+    monkeypatch.setenv("OPENWORLD_BUNDLES", str(tmp_path / "shelf"))
+    monkeypatch.setenv("OPENWORLD_ADMIN_TOKEN", "a-token-of-enough-length")
+    monkeypatch.setenv("OPENWORLD_QUARANTINE_URL", running_postgres.new_database())
+    monkeypatch.setenv("OPENWORLD_QUARANTINE_IMAGES", str(tmp_path / "images"))
+    settings = Settings.from_environment()
+    assert settings.quarantine_url is not None
+    made = []
+    for _ in range(2):
+        store = Store.open(settings.quarantine_url, settings.quarantine_images)
+        made.append(Teacher(settings, store, cast(SwapLeader, OneWorker(tmp_path / "shelf"))))
+    yield made[0], made[1]
+    for each in made:
+        each.store.close()
+
+
+def label(teacher: Teacher, name: str, who: str) -> None:
+    added = teacher.store.add([arrival(content=content) for content in pictures(name, 8)])
+    teacher.store.teach(added.ids, name, teacher.current().labels, who)
+
+
+def finished(teacher: Teacher, job: JobRecord) -> JobRecord:
+    until = time.monotonic() + 120
+    while (found := teacher.jobs.get(job.id)).state == "running":
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    return found
+
+
+def both(one: Any, other: Any) -> list[Any]:
+    """The results of two calls at the same time; errors are results."""
+
+    def result(call: Any) -> Any:
+        try:
+            return call()
+        except errors.RequestError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(result, (one, other)))
+
+
+def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
+    ada, bob = replicas
+    label(ada, "elk", "ada")
+    label(bob, "fox", "bob")
+    begun = both(lambda: ada.learn("ada", Wanted(only=("elk",))), lambda: bob.learn("bob", Wanted(only=("fox",))))
+    (first,) = (each for each in begun if isinstance(each, JobRecord))
+    (busy,) = (each for each in begun if isinstance(each, errors.TeachBusyError))
+    assert f"job {first.id} (learn) of {first.who}" in str(busy)
+    finished(ada, first)
+    # Whoever comes second begins another lesson, which has what both have labelled, and takes a class out.
+    second = finished(bob, bob.learn("bob", Wanted(forget=("ant",))))
+    with pytest.raises(errors.JobStateError, match=f"bob began job {second.id}, which learns all that is labelled"):
+        ada.accept(first.id, "ada")
+    # Both accept it. One of them publishes it, and it is noted once.
+    accepted = both(lambda: ada.accept(second.id, "ada"), lambda: bob.accept(second.id, "bob"))
+    assert any(isinstance(each, PublishedVersion) for each in accepted)
+    assert all(isinstance(each, PublishedVersion | errors.JobStateError) for each in accepted)
+    for each in replicas:
+        each.reconcile()
+        assert each.current().labels[-2:] == ("elk", "fox")
+        assert "ant" not in each.current().labels
+    noted = Counter(change.what for change in ada.store.changes(100))
+    assert (noted["forget"], noted["publish"], noted["accept"], noted["learn"]) == (1, 1, 1, 2)

@@ -1,0 +1,73 @@
+"""A release is built from the tree as it is, without uploading anything."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers_serving import ROOT, write_bundle
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean checkout with a tiny bundle in the place of the demonstration's."""
+    place = tmp_path_factory.mktemp("release") / "openworld"
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
+        if not name.startswith("tests/") and (ROOT / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / name)
+    write_bundle(place / "runs/demo/bundle")
+    git(place, "init", "--quiet")
+    git(place, "add", "--all")
+    git(place, "-c", "user.name=tester", "-c", "user.email=tester@localhost", "commit", "--quiet", "-m", "all")
+    return place
+
+
+def git(place: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=place, check=True, capture_output=True)
+
+
+def release(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(place / ".ci/release.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_dry_run_builds_everything_and_its_checksums(checkout: Path, tmp_path: Path) -> None:
+    done = release(checkout, "--dry-run", "--out", str(tmp_path / "dist"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {path.name for path in (tmp_path / "dist").iterdir()}
+    (wheel,) = [name for name in names if name.endswith(".whl")]
+    (source,) = [name for name in names if name.endswith(".tar.gz")]
+    assert any(name.endswith(".bento") for name in names)
+    lines = (tmp_path / "dist/SHA256SUMS").read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    assert {*sums} == names - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((tmp_path / "dist" / name).read_bytes()).hexdigest() == digest
+    inside = zipfile.ZipFile(tmp_path / "dist" / wheel).namelist()
+    assert {"serving/http/page/static/index.html", "training/show/page.html", "export/cli.py"} <= {*inside}
+    assert not [name for name in inside if name.startswith(("tests/", "runs/"))]
+    with tarfile.open(tmp_path / "dist" / source) as archive:
+        assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
+
+
+def test_a_tree_that_is_not_ready_is_not_released(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "left.txt").write_text("forgotten")
+    try:
+        done = release(checkout, "--out", str(tmp_path / "dist"))
+    finally:
+        (checkout / "left.txt").unlink()
+    assert done.returncode == 1
+    assert "not ready: the tree has 1 changes that are not committed, such as left.txt" in done.stdout
+    assert not (tmp_path / "dist").exists()
