@@ -12,11 +12,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := PASSIVE
 # With this variable set, every process would compile everything that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL = -m pip install --quiet --progress-bar off
+# pip's list of everything that is already there is left out; what it downloads and builds is shown, with sizes.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+INSTALL = -m pip install --progress-bar off
+SHOWN = | { grep -E --line-buffered '^ *(Downloading|Building|Installing|ERROR|error:)' || true; }
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
-.PHONY: help demo demo-loop test check bench soak fuzz clean
+.PHONY: help demo demo-loop demo-teach test test-long check bench soak fuzz audit sbom release clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -28,13 +32,21 @@ demo: $(DEMO)/samples ## Learn, export and serve the default on port 3000 (PORT=
 demo-loop: $(DEMO)/metrics.json ## Run the whole loop: 8s and 9s are unknown, get labels, are learned and served, without a pause
 	@$(PY) -m export.demo_loop $(DEMO) --out runs/demo-loop --port $(PORT)
 
+demo-teach: $(VENV)/train ## Teach a running server two classes that it does not know, without a pause
+	@$(PY) -m export.demo_teach --out runs/demo-teach --port $(PORT)
+
 # Three processes keep two processors busy. More OpenMP threads in each would only slow them down.
-test: export OMP_NUM_THREADS := 1
-test: $(VENV)/dev $(VENV)/serving-only ## Run all checks and tests
+test test-long: export OMP_NUM_THREADS := 1
+PYTEST = $(PY) -m pytest --numprocesses 3 --no-loadscope-reorder
+
+test: $(VENV)/dev $(VENV)/serving-only ## Run the checks and all tests but the long ones
 	@mkdir -p runs
 	@$(MAKE) check >runs/check.log 2>&1 & checks=$$!; \
-	$(PY) -m pytest --numprocesses 3 --no-loadscope-reorder; failed=$$?; \
+	$(PYTEST) -m 'not long'; failed=$$?; \
 	wait $$checks || failed=1; cat runs/check.log; exit $$failed
+
+test-long: $(VENV)/dev $(VENV)/serving-only ## Run the long tests: the learned default, whole loops, kills, load and browsers
+	$(PYTEST) -m long
 
 check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff check .
@@ -50,33 +62,49 @@ soak: $(VENV)/dev ## Kill, restart and fill up everything for a long time; print
 fuzz: $(VENV)/dev ## Send hostile files and requests for a long time; prints counts
 	$(PY) -m pytest tests/soak/test_structures.py tests/soak/test_requests.py --soak
 
+audit: $(VENV)/audit ## Look up the pinned versions in a database of vulnerabilities (OSV= names a copy, for work without a network)
+	$(if $(OSV),$(PY) .ci/audit.py $(OSV),.venv-audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt)
+
+sbom: $(VENV)/audit $(VENV)/serving-only ## Write the bill of materials and the licences of a server into docs/
+	.venv-audit/bin/python .ci/sbom.py .venv-serving/bin/python
+
+release: $(VENV)/dev ## Build wheel, source, bento and checksums into dist/ (DRY=1: even if the tree is not ready)
+	$(PY) .ci/release.py --out dist $(if $(DRY),--dry-run)
+
 clean: ## Remove environments, runs and caches
-	rm -rf $(VENV) .venv-serving .venv-bench runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .venv-serving .venv-bench .venv-audit runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % v)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing (PyTorch is large: this takes a few minutes once)"
-	$(PY) $(INSTALL) -e '.[train,photos,client]'
+	@echo "installing into $(VENV): a few minutes once, mostly PyTorch and its CUDA libraries"
+	@$(PY) -c 'import importlib.util as u, shutil; print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md" if not shutil.which("nvidia-smi") and not u.find_spec("torch") else "", end="\n")'
+	$(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
 	@$(PY) $(COMPILE)
 	@touch $@
 
 $(VENV)/dev: $(VENV)/train
-	$(PY) $(INSTALL) -e '.[train,photos,dev]'
+	$(PY) $(INSTALL) -e '.[train,photos,dev]' $(SHOWN)
 	@touch $@
 
 # Contestants that need httptools have an environment of their own, because httptools must not be installed beside our server.
 $(VENV)/bench: $(VENV)/dev
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python $(INSTALL) -e '.[bench]'
+	.venv-bench/bin/python $(INSTALL) -e '.[bench]' $(SHOWN)
+	@touch $@
+
+# Not constrained: these tools check the constraints and are no part of what is shipped.
+$(VENV)/audit: | $(VENV)/bin/python
+	$(PYTHON) -m venv .venv-audit
+	PIP_CONSTRAINT= .venv-audit/bin/python $(INSTALL) cyclonedx-bom pip-audit $(SHOWN)
 	@touch $@
 
 # Only the packages that a server needs. Tests check that they are enough.
 $(VENV)/serving-only: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-serving
-	.venv-serving/bin/python $(INSTALL) -e .
+	.venv-serving/bin/python $(INSTALL) -e . $(SHOWN)
 	@touch $@
 
 $(DEMO)/metrics.json: | $(VENV)/train
