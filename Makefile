@@ -20,7 +20,7 @@ SHOWN = | { grep -E --line-buffered '^ *(Downloading|Building|Installing|ERROR|e
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
-.PHONY: help demo demo-loop demo-teach test test-long check bench soak fuzz audit sbom release clean
+.PHONY: help demo demo-loop demo-teach test test-long test-failed check bench soak fuzz audit sbom release clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -36,7 +36,7 @@ demo-teach: $(VENV)/train ## Teach a running server two classes that it does not
 	@$(PY) -m export.demo_teach --out runs/demo-teach --port $(PORT)
 
 # Three processes keep two processors busy. More OpenMP threads in each would only slow them down.
-test test-long: export OMP_NUM_THREADS := 1
+test test-long test-failed: export OMP_NUM_THREADS := 1
 PYTEST = $(PY) -m pytest --numprocesses 3 --no-loadscope-reorder
 
 test: $(VENV)/dev $(VENV)/serving-only ## Run the checks and all tests but the long ones
@@ -47,6 +47,9 @@ test: $(VENV)/dev $(VENV)/serving-only ## Run the checks and all tests but the l
 
 test-long: $(VENV)/dev $(VENV)/serving-only ## Run the long tests: the learned default, whole loops, kills, load and browsers
 	$(PYTEST) -m long
+
+test-failed: check ## Run the tests that failed last, one at a time
+	$(PY) -m pytest -p no:xdist --last-failed --last-failed-no-failures none
 
 check: $(VENV)/dev ## Lint, formatting and types
 	$(PY) -m ruff check .
