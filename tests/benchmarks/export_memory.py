@@ -19,7 +19,7 @@ from export.checks import parity
 from export.exporter import Exporter
 from export.graph.evidence import Evidence
 from serving.bundle.manifest import Cascade
-from tests.benchmarks.exported import NO_IMAGES, random_run, resnet
+from tests.benchmarks.exported import NO_IMAGES, NO_ORIGIN, NO_QUALITY, random_run, resnet
 
 ALLOWED = 0.1
 
@@ -40,7 +40,7 @@ def main(method: str, width: int, tasks: int, candidates: int | None = None) -> 
         )
         exporter.cascade = Cascade(candidates=candidates, agreement=None, images=0)
         exporter.add(["fp32"])
-        exporter.seal({}, None)
+        exporter.seal(NO_QUALITY, None, NO_ORIGIN)
         exporter.open_as_server()
     print(f"set up in {ready - started:.0f} s, exported in {time.perf_counter() - ready:.0f} s", file=sys.stderr)
     print(before, peak_megabytes())

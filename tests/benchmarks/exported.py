@@ -19,7 +19,7 @@ from models.config import NetworkConfig
 from models.detectors import mixture as mixtures
 from models.masks import supermask as weight_mask
 from models.network import Network
-from serving.bundle.manifest import Cascade, ImageSpec, Manifest
+from serving.bundle.manifest import Cascade, ImageSpec, Manifest, Origin
 from serving.bundle.run_verdict import not_measured
 from tests.helpers import FEATURES, HEAD, draw_statistics, finish_with_random_statistics, unit_masks
 from training.config import Lesson, Preset, RunConfig
@@ -30,6 +30,8 @@ CLASSES = 2
 ENOUGH_IMAGES = 12
 """Instead of some hundred for each component of a class: the shapes are those of the whole, and are fitted faster."""
 NO_IMAGES = np.empty((0, 32, 32, 3), np.uint8)
+NO_QUALITY = Quality({}, not_measured("random weights"))
+NO_ORIGIN = Origin(data=(), commands=())
 
 
 def resnet(method: str, width: int = 64) -> NetworkConfig:
@@ -88,4 +90,4 @@ def write_bundle(
     for precision in precisions:
         (golden,) = exporter.write(precision).run([GraphQuery(exporter.golden.pixels)])
         exporter.keep(precision, golden)
-    return exporter.seal(Quality({}, not_measured("random weights")), None)
+    return exporter.seal(NO_QUALITY, None, NO_ORIGIN)
