@@ -28,7 +28,7 @@ from serving.bundle.model import BundleModel  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
 from serving.predict import main  # noqa: E402
 from serving.settings import Settings  # noqa: E402
-from tests.helpers_serving import COLOURS, GREY, ROOT, eventually, image_bytes  # noqa: E402
+from tests.helpers_serving import COLOURS, GREY, PATIENCE, ROOT, eventually, image_bytes  # noqa: E402
 
 NUMBERS = ("class_id", "task", "confidence", "p_within_task", "p_task", "p_value", "unknown_score")
 CHUNK = 8
@@ -222,7 +222,7 @@ def test_a_process_that_dies_is_replaced(bundle: Path, stuck: Path, whole: Path,
         eventually(lambda: [each for each in answering_processes(process) if each.pid != first.pid])
         # Opening a pipe waits for its reader, the next process.
         (stuck / "below/31.png").write_bytes(content(31))
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert same_rows(out, whole)
 
 
