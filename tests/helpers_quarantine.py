@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY
 
 from serving.quarantine.records import Arrival, ItemKind
 from serving.quarantine.store import Store
-from tests.helpers_serving import ROOT, free_port, saved
+from tests.helpers_serving import PATIENCE, ROOT, free_port, saved
 
 FEATURES = 6
 
@@ -124,7 +124,7 @@ class Postgres:
                 user=self._user,
                 cwd=self._folder,
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(Exception):
                 self.execute("SELECT 1")
@@ -136,13 +136,13 @@ class Postgres:
         """Stop immediately, as in a power failure: connections break."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=PATIENCE)
             self._process = None
 
     def execute(self, statement: str) -> None:
         import psycopg
 
-        with psycopg.connect(self.url(), autocommit=True, connect_timeout=5) as connection:
+        with psycopg.connect(self.url(), autocommit=True, connect_timeout=int(PATIENCE)) as connection:
             connection.execute(statement.encode())
 
     def new_database(self) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -51,6 +53,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
 PATIENCE = 120.0
 """Seconds before a test gives up waiting: far more than anything takes, because other work may fill the processors."""
+PORTS = 2048
+"""Ports of each test process."""
 http_get, http_post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, timeout=PATIENCE)
 """Each over a new connection."""
 LABELS = (("red", "green"), ("blue", "yellow"))
@@ -262,10 +266,22 @@ def refused(
     return done.stderr.splitlines()
 
 
+_ports = itertools.count(random.SystemRandom().randrange(PORTS))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, and that the kernel gives to no connection meanwhile.
+
+    It is below the ports of outgoing connections, and each test process has a range of its own, so that it is still
+    free when a server that takes seconds to start listens there.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    for number in itertools.islice(_ports, PORTS):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            port = 16_384 + PORTS * process + number % PORTS
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 @dataclass(frozen=True)
@@ -332,6 +348,14 @@ def eventually(check: Callable[[], T], patience: float = PATIENCE) -> T:
             raise AssertionError(f"not within {patience} seconds; last: {found!r}")
         time.sleep(0.02)
     return found
+
+
+def all_written(server: Server, least: int) -> bool:
+    """Whether at least `least` images were offered to the quarantine, and none of them still waits to be written."""
+    offered, *ended = (
+        metric(server, f"openworld_quarantine_{name}_total") for name in ("offered", "kept", "copies", "dropped")
+    )
+    return least <= offered == sum(ended)
 
 
 def metric(server: Server, name: str, /, **labels: str) -> float:

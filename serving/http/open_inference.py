@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -220,6 +221,7 @@ def _responses(*kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
 
 
 router = APIRouter(prefix=PROTOCOL_PATHS, responses=_responses())
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _NAMED = _responses(errors.PageError, errors.UnauthorizedError, errors.ParameterError)
 _INFER = _responses(errors.PageError, *PREDICTION_ERRORS)
 
@@ -251,8 +253,18 @@ async def health_ready(request: Request) -> Health:
     return Health(ready=True)
 
 
-@router.get("/models/{name}", response_model=ModelInfo, responses=_NAMED)
-@router.get("/models/{name}/versions/{version}", name="model_version_info", response_model=ModelInfo, responses=_NAMED)
+def _with_version(path: str, version_name: str, **options: Any) -> Callable[[_Endpoint], _Endpoint]:
+    """Register an endpoint of a model twice: for the served version, and for a version by its name."""
+
+    def register(endpoint: _Endpoint) -> _Endpoint:
+        router.add_api_route(f"/models/{{name}}/versions/{{version}}{path}", endpoint, name=version_name, **options)
+        router.add_api_route(f"/models/{{name}}{path}", endpoint, **options)
+        return endpoint
+
+    return register
+
+
+@_with_version("", "model_version_info", response_model=ModelInfo, responses=_NAMED)
 async def model_info(request: Request, name: str, version: str | None = None) -> ModelInfo:
     """The inputs and outputs of the model, in the Open Inference Protocol."""
     manifest = _manifest(request, name, version)
@@ -265,13 +277,8 @@ async def model_info(request: Request, name: str, version: str | None = None) ->
     )
 
 
-@router.get("/models/{name}/ready", response_model=Health, response_model_exclude_none=True, responses=_NAMED)
-@router.get(
-    "/models/{name}/versions/{version}/ready",
-    name="model_version_ready",
-    response_model=Health,
-    response_model_exclude_none=True,
-    responses=_NAMED,
+@_with_version(
+    "/ready", "model_version_ready", response_model=Health, response_model_exclude_none=True, responses=_NAMED
 )
 async def model_ready(request: Request, name: str, version: str | None = None) -> Health:
     """Succeeds if the server answers for this model."""
@@ -292,13 +299,8 @@ _SCHEMA = InferRequest.model_json_schema()
 _BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": _inlined(_SCHEMA, _SCHEMA["$defs"])}}}}
 
 
-@router.post("/models/{name}/infer", response_model=InferResponse, responses=_INFER, openapi_extra=_BODY)
-@router.post(
-    "/models/{name}/versions/{version}/infer",
-    name="infer_version",
-    response_model=InferResponse,
-    responses=_INFER,
-    openapi_extra=_BODY,
+@_with_version(
+    "/infer", "infer_version", methods=["POST"], response_model=InferResponse, responses=_INFER, openapi_extra=_BODY
 )
 async def infer(request: Request, name: str, version: str | None = None) -> Response:
     """Classify images, in the Open Inference Protocol."""

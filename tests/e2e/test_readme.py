@@ -26,7 +26,7 @@ from tests.helpers_serving import PATIENCE, ROOT, free_port, http_get, http_post
 pytestmark = pytest.mark.long
 
 DEMO_PORT = "3000"
-START_SECONDS = 60
+START_SECONDS = PATIENCE
 
 
 def readme_commands() -> list[str]:
@@ -140,5 +140,5 @@ def assert_serves(command: str, checkout: Path, environment: dict[str, str]) -> 
         assert answer.json()["best_guess"] in {"red", "green", "blue", "grey"}
     finally:
         started.send_signal(signal.SIGTERM)
-        started.wait(30)
+        started.wait(PATIENCE)
     assert started.returncode == 0

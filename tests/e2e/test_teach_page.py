@@ -24,7 +24,17 @@ from PIL import Image
 from serving.bundle.shelf import Shelf
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
-from tests.helpers_serving import PATIENCE, Server, eventually, http_get, http_post, saved, serving
+from tests.helpers_serving import (
+    PATIENCE,
+    Server,
+    all_written,
+    eventually,
+    http_get,
+    http_post,
+    metric,
+    saved,
+    serving,
+)
 from tests.helpers_teaching import picture, pictures, write_bundle
 
 if TYPE_CHECKING:
@@ -312,9 +322,11 @@ def test_groups_are_split_and_loose_images_join_the_group_that_they_look_like(
     page: Page, server: Server, store: Store
 ) -> None:
     before = {item.id for item in store.items()}
-    for content in pictures("gnu", 10, first=60):
-        http_post(f"{server.url}/predict", content=content)
-    eventually(lambda: _settled(store, len(before) + 8))
+    offered = int(metric(server, "openworld_quarantine_offered_total"))
+    sent = [http_post(f"{server.url}/predict", content=content).json() for content in pictures("gnu", 10, first=60)]
+    unknown = [answer["known"] for answer in sent].count(False)
+    assert unknown >= 8
+    eventually(lambda: all_written(server, offered + unknown))
     ids = [item.id for item in store.items() if item.id not in before]
     store.replace_groups([FoundGroup(ids[:6], 0.9, "ant", False)])
     (number,) = [group.id for group in store.groups() if group.size == 6]
@@ -342,13 +354,6 @@ def test_groups_are_split_and_loose_images_join_the_group_that_they_look_like(
     assert [*store.members(number)] == ids
     page.get_by_test_id(f"junk-{number}").click()
     noticed(page, f"Marked {len(ids)} images as junk.")
-
-
-def _settled(store: Store, least: int) -> bool:
-    """Whether at least so many images are kept, and no more come: they are written after their answers."""
-    count = len(store.items())
-    time.sleep(1)
-    return count >= least and len(store.items()) == count
 
 
 def test_a_dropped_and_a_pasted_image_become_examples(page: Page, store: Store) -> None:

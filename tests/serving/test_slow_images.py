@@ -28,7 +28,8 @@ def refused(content: bytes, code: str, message: str) -> None:
     with pytest.raises(ImageError, match=message) as caught:
         decode(content)
     assert caught.value.code == code
-    assert time.process_time() - started < 0.1
+    # Decoded, each of these files takes many seconds; refused, a few milliseconds, also on a slow machine.
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("between", [b"", b"\xff\x01\xff\xff", b"\xff\x02\xff\xff", b"\xff\xd0\xff\xff", b"\xff" * 9])

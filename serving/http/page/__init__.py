@@ -6,18 +6,22 @@ folder is read at every request, so it may be filled while the server runs; with
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG
 
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from serving.settings import Settings
 
 STATIC = Path(__file__).parent / "static"
+PART = re.compile(r" *<!-- (part-[a-z]+\.html) -->\n")
+"""A line of a page where a part belongs."""
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 MAX_SAMPLES, MAX_SAMPLE_BYTES = 24, 512 * 1024
 
@@ -55,17 +59,29 @@ def _is_sample(file: Path) -> bool:
     return S_ISREG(found.st_mode) and 0 < found.st_size <= MAX_SAMPLE_BYTES
 
 
+@cache
+def _page_text(name: str) -> str:
+    parts = {part.name: part.read_text(encoding="utf-8") for part in STATIC.glob("part-*.html")}
+    text = (STATIC / name).read_text(encoding="utf-8")
+    return PART.sub(lambda found: parts[found[1]], text)
+
+
+def page_response(name: str) -> Response:
+    """A page of the folder `static`, with the parts that it shares with other pages."""
+    return HTMLResponse(_page_text(name), headers=FRESH)
+
+
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
 async def index() -> Response:
-    return FileResponse(STATIC / "index.html", headers=FRESH)
+    return page_response("index.html")
 
 
 @router.get("/docs")
 async def docs() -> Response:
-    return FileResponse(STATIC / "docs.html", headers=FRESH)
+    return page_response("docs.html")
 
 
 @router.get("/features")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from serving import errors
 from serving.bundle.errors import ImageError
@@ -20,7 +20,7 @@ from serving.bundle.manifest import Manifest
 from serving.bundle.umap_places import UmapError
 from serving.http.context import RequestContext
 from serving.http.openapi import error_responses, file_response
-from serving.http.page import FRESH, STATIC
+from serving.http.page import page_response
 from serving.http.schemas import ApiModel, ModelName, Whole, field
 from serving.inference.engine import Engine
 from serving.quarantine.api import schemas
@@ -103,7 +103,7 @@ _delete_errors = error_responses(errors.MediaTypeError)
 @router.get("", response_class=HTMLResponse)
 async def unknowns() -> Response:
     """The page for labelling."""
-    return FileResponse(STATIC / "unknowns.html", headers=FRESH)
+    return page_response("unknowns.html")
 
 
 @router.get("/groups", response_model=schemas.Overview)

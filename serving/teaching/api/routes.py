@@ -11,13 +11,13 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from serving import errors
 from serving.bundle.pixels import Limits
 from serving.http.context import RequestContext
 from serving.http.openapi import FILE_SCHEMA, error_responses, file_response
-from serving.http.page import FRESH, STATIC
+from serving.http.page import page_response
 from serving.http.predictions import Predictions
 from serving.http.schemas import Answer, ApiModel, Whole, field
 from serving.http.upload import read_body
@@ -118,7 +118,7 @@ _upload_errors = error_responses(
 @router.get("", response_class=HTMLResponse)
 async def teach() -> Response:
     """The page for teaching."""
-    return FileResponse(STATIC / "teach.html", headers=FRESH)
+    return page_response("teach.html")
 
 
 @router.get("/status", response_model=schemas.TeachStatus)

@@ -19,7 +19,7 @@ from serving.host.supervisor import end_with
 signal.signal(signal.SIGTERM, lambda *_: (print("asked to end", flush=True), sys.exit(0)))
 end_with(os.getppid(), interval=0.01)
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 SUPERVISOR = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 

@@ -14,7 +14,7 @@ from serving.http.app import make_app
 from serving.http.middleware import RequestMiddleware
 from serving.http.schemas import ErrorAnswer
 from serving.settings import Settings
-from tests.helpers_serving import Server, http_get, image_bytes
+from tests.helpers_serving import PATIENCE, Server, http_get, image_bytes
 
 RED = image_bytes()
 TOKEN = "f00dfacef00dface-token"
@@ -175,7 +175,7 @@ def test_a_body_that_trickles_in_meets_the_deadline() -> None:
 
     headers = [(b"authorization", f"Bearer {TOKEN}".encode()), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/unknowns/label", "query_string": b"", "headers": headers}
-    asyncio.run(asyncio.wait_for(app({**scope, "http_version": "1.1"}, trickle, keep), 20))
+    asyncio.run(asyncio.wait_for(app({**scope, "http_version": "1.1"}, trickle, keep), PATIENCE))
     assert sent[0]["status"] == 504
     error = ErrorAnswer.model_validate_json(sent[1]["body"]).error
     assert error.code == "deadline_exceeded"

@@ -46,7 +46,7 @@ def with_predictions(
         try:
             return await body(Predictions(chosen, lambda: queue), queue)
         finally:
-            await asyncio.to_thread(queue.close)
+            await asyncio.to_thread(queue.close, PATIENCE)
 
     return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
@@ -292,7 +292,7 @@ async def left_behind(queue: InferenceQueue, ask: Callable[[], Awaitable[None]])
     try:
         await ask()
         # A thread releases a job shortly after its answer.
-        await asyncio.to_thread(queue.close)
+        await asyncio.to_thread(queue.close, PATIENCE)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         return Counter(type(each).__name__ for each in gc.garbage)

@@ -142,13 +142,24 @@ def test_a_cancelled_request_is_not_run(model: BundleModel) -> None:
         wanted = queue.submit(lambda: IMAGES[2], chosen, queue.loaded)
         while len(queue._decoded) < 6:
             await asyncio.sleep(0.001)
-        for future in abandoned:
-            future.cancel()
+        # One thread runs the graph; the other one reads this image, so that neither can begin with a late request.
+        reading, going_on = threading.Event(), threading.Event()
+
+        def slowly() -> bytes:
+            reading.set()
+            assert going_on.wait(PATIENCE)
+            return IMAGES[3]
+
+        abandoned.append(queue.submit(slowly, chosen, queue.loaded))
+        await asyncio.to_thread(reading.wait, PATIENCE)
         read: list[int] = []
         late = queue.submit(lambda: read.append(1) or IMAGES[0], chosen, queue.loaded)  # type: ignore[func-returns-value]
-        late.cancel()
+        for future in (*abandoned, late):
+            future.cancel()
+        going_on.set()
         watched.free.set()
         await asyncio.gather(first, wanted)
+        await asyncio.to_thread(queue.close, PATIENCE)
         assert read == []
 
     with_queue(watched, body)
@@ -327,7 +338,7 @@ def test_large_images_leave_half_of_the_room_to_small_ones(model: BundleModel, m
     going_on = threading.Event()
 
     def slow(image: Any, spec: Any) -> NDArray[np.uint8]:
-        assert image.width == 8 or going_on.wait(20)
+        assert image.width == 8 or going_on.wait(PATIENCE)
         return to_pixels(image, spec)
 
     monkeypatch.setattr("serving.inference.job.LARGE", 64)

@@ -71,7 +71,7 @@ def address(model: BundleModel) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
 
 
 @pytest.fixture
@@ -392,13 +392,13 @@ def test_a_slow_database_does_not_delay_other_requests(off: httpx.Client) -> Non
     class Slow:
         def image(self, number: int) -> bytes:
             asked.set()
-            assert answer.wait(20)
+            assert answer.wait(PATIENCE)
             return saved(noise(number))
 
     keep(Slow())
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(off.get, "/unknowns/items/1/image")
-        assert asked.wait(20)
+        assert asked.wait(PATIENCE)
         assert off.get("/unknowns").status_code == 200
         assert not slow.done()
         answer.set()

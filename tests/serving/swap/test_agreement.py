@@ -276,6 +276,9 @@ def test_a_shelf_that_can_only_be_read_is_not_rolled_back(
 def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two workers at once; one of them leads."""
     monkeypatch.setattr(swap, "WATCH", 0.0)
+    # Nothing is tried again by itself while this test looks.
+    monkeypatch.setattr(swap, "FIRST_RETRY", PATIENCE)
+    monkeypatch.setattr(swap, "LONGEST_RETRY", PATIENCE)
     workers = [Worker(group), Worker(group)]
     leaders = [SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=PATIENCE) for _ in workers]
     for worker, leader in zip(workers, leaders, strict=True):
@@ -292,7 +295,8 @@ def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytes
     assert not leaders[1]._is_new(shelf.folder / "bad")
     # Also if the clock on the wall was set back in between.
     assert refused.at <= time.monotonic()
-    group.publish(group.state().model_copy(update={"refused": refused.model_copy(update={"at": refused.at - 100})}))
+    long_ago = refused.model_copy(update={"at": refused.at - 2 * PATIENCE})
+    group.publish(group.state().model_copy(update={"refused": long_ago}))
     eventually(lambda: (again := group.state().refused) is not None and again.times == 2)
     for worker, leader in zip(workers, leaders, strict=True):
         leader.close()

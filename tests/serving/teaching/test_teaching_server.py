@@ -16,7 +16,7 @@ import pytest
 
 from serving.bundle.manifest import load_bundle
 from serving.bundle.shelf import Shelf
-from tests.helpers_serving import Server, serving
+from tests.helpers_serving import PATIENCE, Server, all_written, eventually, metric, serving
 from tests.helpers_teaching import picture, pictures, write_bundle
 
 pytestmark = pytest.mark.long
@@ -66,7 +66,7 @@ def client(server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(
         base_url=server.url,
         headers={"authorization": f"Bearer {TOKEN}", "x-openworld-user": "ada"},
-        timeout=60,
+        timeout=PATIENCE,
         limits=httpx.Limits(max_keepalive_connections=0),
     ) as made:
         yield made
@@ -248,11 +248,11 @@ def test_the_second_to_accept_is_told_what_changed(client: httpx.Client, place: 
     assert ok(client.post("/teach/accept", json={"job": again["id"]}))["version"] == again["candidate"]
 
 
-def test_groups_and_names(client: httpx.Client) -> None:
-    for label in ("bird", "fish"):
-        for content in pictures(label, 10, first=900):
-            predict(client, content)
-    time.sleep(1.5)
+def test_groups_and_names(client: httpx.Client, server: Server) -> None:
+    offered = metric(server, "openworld_quarantine_offered_total")
+    sent = [content for label in ("bird", "fish") for content in pictures(label, 10, first=900)]
+    unknown = [predict(client, content)["known"] for content in sent].count(False)
+    eventually(lambda: all_written(server, int(offered) + unknown))
     job = finished(client, ok(client.post("/teach/group"), 202))
     assert job["grouped"]["groups"] >= 1
     overview = ok(client.get("/unknowns/groups"))
@@ -343,11 +343,11 @@ def test_learns_by_itself(place: Path, bundle: Path, tmp_path: Path) -> None:
     settings = settings_of(tmp_path, OPENWORLD_TEACH="auto", OPENWORLD_TEACH_AUTO_IMAGES="12", OPENWORLD_WORKERS="1")
     with (
         serving(tmp_path / "home", None, settings=settings) as running,
-        httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60) as client,
+        httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE) as client,
     ):
         for content in pictures("fox", 30, first=700):
             predict(client, content)
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while not (status := ok(client.get("/teach/status")))["unnamed"]:
             assert time.monotonic() < until, status
             time.sleep(0.3)

@@ -69,6 +69,7 @@ def test_a_change_reaches_report_metrics_client_and_log(server: Server, client: 
     # Each worker reports for both, once they have published their state.
     everywhere(server, client, lambda found: found["tests"][0]["images"] == IMAGES)
     before = report(server)
+    client.drift()
     assert before["alarms"] == []
     assert [test["task"] for test in before["tests"]] == [None, 0, 1]
     assert before["unknown"]["images"] == IMAGES
@@ -77,6 +78,7 @@ def test_a_change_reaches_report_metrics_client_and_log(server: Server, client: 
     exposed = http_get(f"{server.url}/metrics").text.splitlines()
     assert {f'openworld_drift_alarms_total{{task="{task}"}} 0.0' for task in ("all", 0, 1)} <= {*exposed}
 
+    client.drift()
     send(client, 90, "after")
     everywhere(server, client, lambda found: found["alarms"])
     alarm = report(server)["alarms"][0]
@@ -91,7 +93,7 @@ def test_a_change_reaches_report_metrics_client_and_log(server: Server, client: 
     assert metric(server, "openworld_drift_since_seconds") > 1.6e9
     assert metric(server, "openworld_unknown_ratio_low") <= metric(server, "openworld_unknown_ratio")
     assert metric(server, "openworld_unknown_ratio") <= metric(server, "openworld_unknown_ratio_high")
-    assert f"have changed: they are {alarm['change']} since" in server.log.read_text()
+    eventually(lambda: f"have changed: they are {alarm['change']} since" in server.log.read_text())
 
 
 def test_answers_within_a_given_task_are_not_watched(server: Server, client: Client) -> None:

@@ -55,6 +55,8 @@ element("bar-move").addEventListener("click", () => {
 
 element("undo").addEventListener("click", takeBack);
 element("again").addEventListener("click", tryAgain);
+// What only this page has comes first.
+document.querySelector(".keys-list").prepend(element("own-keys")?.content ?? "");
 element("show-keys").addEventListener("click", () => element("keys").showModal());
 
 for (const button of document.querySelectorAll(".copy")) {
