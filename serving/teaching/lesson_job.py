@@ -56,6 +56,10 @@ class Wanted:
     """Whether labelled examples are learned; a change of a class alone leaves them waiting."""
     only: tuple[str, ...] | None = None
     """Only examples of these classes are learned, and none is taken out."""
+    relabel: dict[str, str] = field(default_factory=dict)
+    """Labels of examples that change when the result is published, of classes that the model does not have."""
+    delete: tuple[int, ...] = ()
+    """Images that are deleted when the result is published."""
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Wanted:
@@ -65,6 +69,8 @@ class Wanted:
             dict(request.get("merge", {})),
             bool(request.get("examples", True)),
             None if request.get("only") is None else tuple(request["only"]),
+            dict(request.get("relabel", {})),
+            tuple(request.get("delete", ())),
         )
 
 

@@ -269,8 +269,12 @@ class Teacher:
         """Note in the store that a job's candidate is served: labels follow, and the job is accepted."""
         wanted = Wanted.of(job.request)
         manifest = self._manifest(str(job.candidate))
-        what = f"{manifest.version}: {described(job)}"
-        renamed = {**wanted.rename, **wanted.merge}
+        objected = "" if (job.result or {}).get("gate", True) else ", although the gate objected"
+        what = f"{manifest.version}: {described(job)}{objected}"
+        renamed = {**wanted.relabel, **wanted.rename, **wanted.merge}
+        if wanted.delete:
+            # Before the job is noted: whoever is killed between both does both again (`reconcile`).
+            self.store.delete(wanted.delete, who)
         self.jobs.accept(job.id, who, PublishedLabels(wanted.forget, renamed, manifest.labels, what))
 
     def _prune(self) -> None:

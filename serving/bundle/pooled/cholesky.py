@@ -35,7 +35,7 @@ class Triangle:
         except np.linalg.LinAlgError:
             values, vectors = np.linalg.eigh(matrix)
             least = np.finfo(np.float64).eps * len(matrix) * max(float(values[-1]), np.finfo(np.float64).tiny)
-            lower = np.linalg.qr((vectors * np.sqrt(np.maximum(values, least))).T, mode="r").T
+            lower = np.asarray(np.linalg.qr((vectors * np.sqrt(np.maximum(values, least))).T, mode="r")).T
             return cls(lower, tuple(np.linalg.inv(lower[start:end, start:end]) for start, end in _blocks(len(lower))))
 
     @classmethod

@@ -139,7 +139,7 @@ def test_extends_a_known_class(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_before_and_after_are_the_same_measure(bundle: Path) -> None:
-    """Examples are left out one by one of what is served and of what was learned; those not taught yet are not in it."""
+    """Examples are left out one by one, of what is served and of what was learned."""
     model = BundleModel.load(bundle, provider="cpu", threads=1)
 
     def examples(label: str, count: int, first: int) -> Examples:

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from serving import errors
-from serving.bundle.manifest import load_bundle
-from serving.bundle.shelf import Shelf
 from serving.quarantine.store import Store
 from serving.settings import Settings
-from serving.swap.agreement import BundleLocation, SwapState
-from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.swap.leader import SwapLeader
 from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import PublishedVersion, Teacher
 from tests.helpers_quarantine import Postgres, arrival
-from tests.helpers_teaching import pictures, write_bundle
+from tests.helpers_teacher import OneWorker, finished, make_shelf
+from tests.helpers_teaching import pictures
 
 pytestmark = pytest.mark.long
-
-
-class OneWorker:
-    """The swaps of a server whose only worker accepts everything: the shelf is what counts here."""
-
-    def __init__(self, folder: Path) -> None:
-        self._shelf = Shelf(folder)
-
-    def publish(self, name: str, instead_of: str) -> Future[SwapOutcome]:
-        self._shelf.point_at(name, instead_of)
-        done: Future[SwapOutcome] = Future()
-        place = BundleLocation(path=self._shelf.folder / name, version=name)
-        done.set_result(SwapOutcome(changed=True, state=SwapState(serving=place), workers=[]))
-        return done
 
 
 @pytest.fixture
 def replicas(
     running_postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Teacher, Teacher]]:
-    bundle = write_bundle(tmp_path / "bundle")
-    version = load_bundle(bundle).manifest.version
-    shutil.copytree(bundle, tmp_path / "shelf" / version)
-    Shelf(tmp_path / "shelf").point_at(version)
+    make_shelf(tmp_path)
     monkeypatch.setenv("OPENWORLD_BUNDLES", str(tmp_path / "shelf"))
     monkeypatch.setenv("OPENWORLD_ADMIN_TOKEN", "a-token-of-enough-length")
     monkeypatch.setenv("OPENWORLD_QUARANTINE_URL", running_postgres.new_database())
@@ -68,14 +47,6 @@ def replicas(
 def label(teacher: Teacher, name: str, who: str) -> None:
     added = teacher.store.add([arrival(content=content) for content in pictures(name, 8)])
     teacher.store.teach(added.ids, name, teacher.current().labels, who)
-
-
-def finished(teacher: Teacher, job: JobRecord) -> JobRecord:
-    until = time.monotonic() + 120
-    while (found := teacher.jobs.get(job.id)).state == "running":
-        assert time.monotonic() < until, found
-        time.sleep(0.05)
-    return found
 
 
 def both(one: Any, other: Any) -> list[Any]:
