@@ -68,16 +68,19 @@ class LeftOutAnswers:
     knowledge: Knowledge
     evidence: TrialVectors
     columns: Ids
+    names: tuple[str, ...]
+    """Of the columns: labels, where a class that is merged into another one has the label of that."""
 
     @classmethod
-    def of(cls, knowledge: Knowledge) -> LeftOutAnswers:
-        evidence = TrialVectors.of(knowledge)
+    def of(cls, knowledge: Knowledge, merged: Mapping[str, str] | None = None) -> LeftOutAnswers:
+        evidence, names = TrialVectors.of(knowledge), merged or {}
         logits = left_out_logits(knowledge.statistics, knowledge.settings, evidence)
-        return cls(knowledge, evidence, logits.argmax(axis=1))
+        labels = tuple(names.get(label, label) for label in knowledge.labels)
+        return cls(knowledge, evidence, logits.argmax(axis=1), labels)
 
     def labels(self, examples: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:
         """The answer for each of some examples, by digest. One that was never taught is left out anyway."""
-        names = self.knowledge.labels
+        names = self.names
         taught = {name: names[column] for name, column in zip(self.evidence.names, self.columns, strict=True) if name}
         fresh = [name for name in examples if name not in taught]
         if fresh:
@@ -125,11 +128,13 @@ def try_out(
     rules: tuple[Rule, Rule],
     waiting: Vectors,
     progress: Progress = lambda share: None,
+    merged: Mapping[str, str] | None = None,
 ) -> Trial:
-    """Compare two states of knowledge. `waiting` are the vectors of unlabelled images in the quarantine."""
+    """Compare two states of knowledge. `waiting` are the vectors of unlabelled images in the quarantine; `merged` are
+    classes of the first that are part of another class in the second."""
     later = LeftOutAnswers.of(after)
     progress(0.5)
-    earlier = LeftOutAnswers.of(before)
+    earlier = LeftOutAnswers.of(before, merged)
     progress(0.9)
     old = _compare(earlier, later)
     classes = tuple(
@@ -178,7 +183,7 @@ def _compare(earlier: LeftOutAnswers, later: LeftOutAnswers) -> OldClasses:
         count = min(map(len, rows))
         was, now = (each.columns[own[:count]] for each, own in zip((earlier, later), rows, strict=True))
         ids += [place[label]] * count
-        answers[0].extend(place.get(before.labels[number], -1) for number in was)
+        answers[0].extend(place.get(earlier.names[number], -1) for number in was)
         answers[1].extend(now.tolist())
     old = [place[label] for label in before.labels if label in place]
     found = compare_classes(after.labels, len(after.labels), np.array(ids), *map(np.array, answers))

@@ -14,7 +14,7 @@ from serving.settings import Settings
 from serving.teaching import class_changes
 from serving.teaching.auto import Autonomy
 from serving.teaching.lesson_job import Wanted
-from serving.teaching.teacher import Teacher
+from serving.teaching.teacher import Teacher, described
 from tests.helpers_quarantine import arrival
 from tests.helpers_teacher import finished, teacher_of
 from tests.helpers_teaching import pictures
@@ -97,7 +97,12 @@ def test_merging_into_a_class_that_has_only_examples(teacher: Teacher) -> None:
     foxes, gnus = label(teacher, "fox"), label(teacher, "gnu")
     merged = class_changes.merge(teacher, "ada", ["elk", "gnu"], "fox", accept=True)
     assert merged.job is not None
-    finished(teacher, merged.job, "accepted")
+    result = finished(teacher, merged.job, "accepted").result
+    assert result is not None
+    assert (result["classes"], result["renamed"], result["gate"]) == ([], {"elk": "fox"}, True)
+    assert described(teacher.jobs.get(merged.job.id)) == "renamed elk to fox"
+    assert len(result["old_classes"]["changed"]) == 0
+    assert result["old_classes"]["images"] == 8 * 24 + IMAGES, "the renamed class is compared, too"
     assert "elk" not in teacher.current().labels
     assert "fox" in teacher.current().labels
     assert labels_of(teacher) == dict.fromkeys([*elks, *foxes, *gnus], "fox")
