@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from serving import errors
+from serving.client import Client
 from serving.quarantine.store import Store
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader
@@ -18,10 +19,13 @@ from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import PublishedVersion, Teacher
 from tests.helpers_quarantine import Postgres, arrival
+from tests.helpers_serving import eventually, serving
 from tests.helpers_teacher import OneWorker, finished, make_shelf
-from tests.helpers_teaching import pictures
+from tests.helpers_teaching import picture, pictures
 
 pytestmark = pytest.mark.long
+
+TOKEN = "a-token-of-enough-length"
 
 
 @pytest.fixture
@@ -85,3 +89,40 @@ def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
         assert "ant" not in each.current().labels
     noted = Counter(change.what for change in ada.store.changes(100))
     assert (noted["forget"], noted["publish"], noted["accept"], noted["learn"]) == (1, 1, 1, 2)
+
+
+def test_two_real_replicas_on_one_store_and_shelf(tmp_path: Path) -> None:
+    """What one server is taught, the other one serves; what either acknowledges, both have."""
+    make_shelf(tmp_path)
+    settings = {
+        "OPENWORLD_BUNDLES": str(tmp_path / "shelf"),
+        "OPENWORLD_ADMIN_TOKEN": TOKEN,
+        "OPENWORLD_QUARANTINE_URL": f"sqlite:///{tmp_path}/quarantine.db",
+        "OPENWORLD_WORKERS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with (
+        serving(tmp_path / "one", None, settings=settings) as one,
+        serving(tmp_path / "two", None, settings=settings) as two,
+        Client(one.url, timeout=60) as ada_client,
+        Client(two.url, timeout=60) as bob_client,
+    ):
+        ada, bob = ada_client.teaching(TOKEN, "ada"), bob_client.teaching(TOKEN, "bob")
+        for number in range(8):
+            ada.add("elk", picture("elk", number))
+            bob.add("fox", picture("fox", number))
+        assert ada.status().classes == bob.status().classes == {"elk": 8, "fox": 8}
+        job = ada.wait(ada.learn())
+        # The other replica shows the same job, and can accept it.
+        assert bob.job(job.id) == job
+        version = bob.accept(job.id).version
+        eventually(lambda: ada_client.predict(picture("elk", 100)).model.version == version)
+        assert {"elk", "fox"} <= {entry.label for entry in ada.classes().classes if entry.in_model}
+        deleted = ada.delete("fox")
+        assert deleted.job is not None
+        gone = ada.wait(deleted.job)
+        assert gone.state == "accepted"
+        eventually(lambda: bob_client.predict(picture("elk", 101)).model.version == gone.candidate)
+        assert bob.status().unknown == ada.status().unknown
+        assert bob.roll_back(version).version == version
+        eventually(lambda: ada_client.predict(picture("fox", 101)).model.version == version)
