@@ -70,11 +70,11 @@ class TaughtItems(LabelledItems):
             set_values(connection, ids, state="junk", label=None, labelled_by=who, labelled_at=time.time())
             note(connection, who, "withdraw", len(ids))
 
-    def relabel(self, label: str, new: str, known: Collection[str], who: str) -> int:
-        """Give all examples of a label another one; how many there were."""
-        new = check_label(new)
+    def relabel(self, names: Mapping[str, str], known: Collection[str], who: str) -> int:
+        """Give all examples of some labels another one; how many there were."""
+        checked = {label: check_label(new) for label, new in names.items()}
         with self._database.writing() as connection:
-            return _relabel(connection, label, new, known, who)
+            return sum(_relabel(connection, label, new, known, who) for label, new in checked.items())
 
     def withdraw_class(self, label: str, who: str) -> list[int]:
         """Make all examples of a class unlabelled items; their ids."""
@@ -125,7 +125,8 @@ def _relabel(connection: Connection, label: str, new: str, known: Collection[str
     own = (items.c.label == label) & items.c.state.in_(LABELLED)
     values = {"label": new, "state": label_state(new, known)}
     count = connection.execute(update(items).where(own).values(values)).rowcount
-    if connection.execute(delete(drafts).where(drafts.c.label == label)).rowcount:
+    begun = connection.execute(delete(drafts).where(drafts.c.label == label)).rowcount
+    if begun and not connection.execute(select(drafts.c.label).where(drafts.c.label == new)).first():
         _begin(connection, new, who)
     note(connection, who, "rename", count, f"{label} to {new}")
     return count

@@ -19,10 +19,10 @@ from serving.bundle.decision import TaskRule
 from serving.bundle.errors import BundleError
 from serving.bundle.labels import check_labels
 from serving.bundle.layout import STATISTICS, lesson_name
-from serving.bundle.lessons import TaughtLesson, Teachable, joined
+from serving.bundle.lessons import TaughtLesson, Teachable
 from serving.bundle.manifest import EXPORT_AGAIN, Bundle
 from serving.bundle.model import load_pooled
-from serving.bundle.pooled import Detector, EarlierTask
+from serving.bundle.pooled import Detector, EarlierTask, PooledClassifier
 from serving.bundle.pooled.adapters import Adapter
 from serving.bundle.pooled_model import Consolidated, Extension
 from serving.teaching.errors import TeachError
@@ -130,6 +130,8 @@ class Curriculum:
     """Of the adapters of the run's tasks, if it has some."""
     consolidated: tuple[Consolidated, ...] = ()
     """The adapters of taught classes, as they were learned; see `adapted`."""
+    classifier: PooledClassifier | None = None
+    """The classifier of these classes and lessons, if it is that of the bundle that was read."""
 
     @classmethod
     def of(cls, bundle: Bundle) -> Curriculum:
@@ -175,7 +177,7 @@ class Curriculum:
         if sum(len(task.labels) for task in run) != len(teachable.factors.classes):
             raise BundleError(f"{bundle.path / STATISTICS}: not the classes of the bundle; {EXPORT_AGAIN}")
         groups = tuple(group for _, group in model.consolidated)
-        return cls(run, teachable, tuple(examples), tuple(done), model.weight, groups)
+        return cls(run, teachable, tuple(examples), tuple(done), model.weight, groups, model.classifier)
 
     @property
     def dim(self) -> int:
@@ -213,10 +215,6 @@ class Curriculum:
             )
         )
 
-    def vectors(self, label: str) -> Vectors:
-        """The vectors of all examples that were taught of a class."""
-        return joined([lesson.vectors[label] for lesson in self.lessons if label in lesson.vectors], self.dim)
-
     def taught(self, more: Examples) -> Curriculum:
         """With one more lesson; examples that were taught before are left out of it."""
         for label, rows in more.vectors.items():
@@ -232,7 +230,7 @@ class Curriculum:
         if short:
             got = ", ".join(f"{label!r} ({count})" for label, count in short.items())
             raise TeachError(f"too few examples of {got}; allowed: at least {LEAST} of a new class")
-        return replace(self, lessons=(*self.lessons, fresh))
+        return replace(self, lessons=(*self.lessons, fresh), classifier=None)
 
     def without_examples(self, digests: frozenset[str]) -> Curriculum:
         """Without some examples. A taught class of which none is left is forgotten; too few are an error."""
@@ -263,7 +261,7 @@ class Curriculum:
         teachable = replace(self.teachable, factors=self.teachable.factors.without(place))
         lessons = tuple(left for lesson in self.lessons if (left := lesson.without(gone)) is not None)
         # Every lesson started from the statistics of the run, which have changed.
-        return replace(self, tasks=tasks, teachable=teachable, lessons=lessons, done=())
+        return replace(self, tasks=tasks, teachable=teachable, lessons=lessons, done=(), classifier=None)
 
     def renamed(self, label: str, new: str) -> Curriculum:
         """With another name for a class; nothing has to be learned again."""
@@ -311,7 +309,8 @@ class Curriculum:
             if after is None or before.digests != after.digests:
                 break
             same += 1
-        return replace(self, lessons=tuple(filter(None, lessons)), done=self.done[:same])
+        kept = self.classifier if same == len(self.lessons) else None
+        return replace(self, lessons=tuple(filter(None, lessons)), done=self.done[:same], classifier=kept)
 
 
 def check_label(label: str) -> None:

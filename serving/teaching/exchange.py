@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -36,6 +38,11 @@ TASKS = "tasks.json"
 _ENDINGS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp", "BMP": "bmp"}
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError)
 """What a damaged, encrypted or hostile archive raises."""
+_NOT_IN_PATHS = '/\\:*?"<>|'
+_ESCAPED = re.compile("%(2F|5C|3A|2A|3F|22|3C|3E|7C|25|2E|20|5F)", re.IGNORECASE)
+"""What `folder_of` writes."""
+_UPLOADED = re.compile("^[0-9a-f]{8}-")
+"""What Label Studio puts before the name of an uploaded file."""
 _ALLOWED = "a zip archive of class folders or of Label Studio, or Label Studio's JSON"
 
 
@@ -65,7 +72,7 @@ def export_archive(store: Store, kind: Format, label: str | None = None) -> Iter
                 continue
             name = f"{example.id:06}.{ending}"
             if kind == "folders":
-                name = f"{_folder(str(example.label))}/{name}"
+                name = f"{folder_of(str(example.label))}/{name}"
             else:
                 name = f"images/{name}"
                 tasks.append(_task(example.id, name, str(example.label)))
@@ -98,20 +105,19 @@ def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Li
 def read_labelled(content: bytes, limits: Limits) -> Iterator[Labelled | Unusable]:
     """The labelled images of an archive, or of Label Studio's JSON with data: URLs."""
     if content[:4] != b"PK\x03\x04":
-        yield from _from_tasks(_read_json(content), {}, limits)
+        yield from _from_tasks(_read_json(content), None, limits)
         return
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             files = {each.filename: each for each in archive.infolist() if not _hidden(each)}
             if len(files) > MOST_FILES:
                 raise MalformedRequestError("too many files", got=str(len(files)), allowed=f"up to {MOST_FILES}")
-            if tasks := [name for name in files if name.endswith(".json")]:
-                parsed = _read_json(_member(archive, files[tasks[0]], limits))
-                images = {PurePosixPath(name).name: (archive, each) for name, each in files.items()}
-                yield from _from_tasks(parsed, images, limits)
-                return
+            for name in sorted(files, key=lambda each: each.count("/")):
+                if name.endswith(".json") and (tasks := _tasks(archive, files[name], limits)) is not None:
+                    yield from _from_tasks(tasks, ArchivedImages(archive, files), limits)
+                    return
             for name, each in files.items():
-                folder = PurePosixPath(name).parent.name
+                folder = label_of(PurePosixPath(name).parent.name)
                 if not folder:
                     yield Unusable(name, "it is in no folder, and folders are the classes")
                     continue
@@ -123,10 +129,37 @@ def read_labelled(content: bytes, limits: Limits) -> Iterator[Labelled | Unusabl
         raise MalformedRequestError("archive cannot be read", got=str(error), allowed=_ALLOWED) from None
 
 
-Images = dict[str, tuple[zipfile.ZipFile, zipfile.ZipInfo]]
+class ArchivedImages:
+    """Finds the file that a task of Label Studio names, which often is not the path that it has in an archive."""
+
+    def __init__(self, archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo]) -> None:
+        self._archive, self._files = archive, files
+        self._by_base: dict[str, list[str]] = {}
+        for name in files:
+            self._by_base.setdefault(PurePosixPath(name).name, []).append(name)
+
+    def read(self, image: str, limits: Limits) -> bytes:
+        """The content; a LookupError if no file fits, or if several fit equally well."""
+        if image in self._files:
+            return _member(self._archive, self._files[image], limits)
+        # Label Studio puts folders and parameters before the name that the file had, and numbers in front of it.
+        path = PurePosixPath(unquote(image).replace("?d=", "/"))
+        for base in dict.fromkeys((path.name, _UPLOADED.sub("", path.name))):
+            if found := self._by_base.get(base):
+                fits = {name: _same_end(PurePosixPath(name).parts, path.parts) for name in found}
+                best = [name for name, fit in fits.items() if fit == max(fits.values())]
+                if len(best) > 1:
+                    raise LookupError(f"{image[:200]} may be {' or '.join(best[:3])}")
+                return _member(self._archive, self._files[best[0]], limits)
+        raise LookupError(f"{image[:200]} is not in the archive, and nothing is fetched")
 
 
-def _from_tasks(tasks: Any, images: Images, limits: Limits) -> Iterator[Labelled | Unusable]:
+def _same_end(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many parts at the end of two paths are equal."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False)))
+
+
+def _from_tasks(tasks: Any, images: ArchivedImages | None, limits: Limits) -> Iterator[Labelled | Unusable]:
     if not isinstance(tasks, list) or len(tasks) > MOST_FILES:
         got = f"{len(tasks)} tasks" if isinstance(tasks, list) else type(tasks).__name__
         raise MalformedRequestError("not Label Studio's JSON", got=got, allowed=f"a list of up to {MOST_FILES} tasks")
@@ -140,12 +173,10 @@ def _from_tasks(tasks: Any, images: Images, limits: Limits) -> Iterator[Labelled
             if image.startswith("data:"):
                 yield Labelled(name, label, base64.b64decode(image.partition(",")[2], validate=True))
                 continue
-            # Label Studio puts folders, parameters and a prefix before the name that the file had.
-            base = PurePosixPath(unquote(image).replace("?d=", "/")).name
-            if base not in images:
-                yield Unusable(name, f"{image[:200]} is not in the archive, and nothing is fetched")
+            if images is None:
+                yield Unusable(name, f"{image[:200]} is not in the JSON itself, and nothing is fetched")
                 continue
-            yield Labelled(name, label, _member(*images[base], limits))
+            yield Labelled(name, label, images.read(image, limits))
         except (AttributeError, LookupError, TypeError, ValueError, MalformedRequestError, *_UNREADABLE) as error:
             # JSON of any shape: a text in place of a list, a list in place of an object.
             yield Unusable(name, f"not understood: {type(error).__name__} {error}"[:300])
@@ -197,10 +228,33 @@ def _hidden(each: zipfile.ZipInfo) -> bool:
     return each.is_dir() or any(part.startswith((".", "__MACOSX")) for part in parts)
 
 
-def _folder(label: str) -> str:
-    """A label as the name of a folder; what a path cannot contain is replaced."""
-    name = "".join("_" if letter in '/\\:*?"<>|' else letter for letter in label).strip(". ")
-    return name or "_"
+def folder_of(label: str) -> str:
+    """A label as the name of a folder: what a path cannot contain is written as in URLs, as in "a%2Fb" for "a/b"."""
+    name = _ESCAPED.sub(lambda found: f"%25{found[1]}", label)
+    name = "".join(f"%{ord(letter):02X}" if letter in _NOT_IN_PATHS else letter for letter in name)
+    # Hidden folders are not read, and Windows drops dots and spaces at the end.
+    name = re.sub(r"^(\.|_(?=_MACOSX)| )", _in_url, name)
+    return re.sub(r"[. ]$", _in_url, name)
+
+
+def label_of(folder: str) -> str:
+    """The label of a folder: the inverse of `folder_of`. What no label is changed to is left as it is."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), folder)
+
+
+def _in_url(found: re.Match[str]) -> str:
+    return f"%{ord(found[0]):02X}"
+
+
+def _tasks(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> Any | None:
+    """What a JSON file contains: at the top of an archive tasks, in a folder only if it looks like them."""
+    if "/" not in each.filename:
+        return _read_json(_member(archive, each, limits))
+    try:
+        found = _read_json(_member(archive, each, limits))
+    except (MalformedRequestError, *_UNREADABLE):
+        return None
+    return found if isinstance(found, list) and found and isinstance(found[0], dict) and "data" in found[0] else None
 
 
 class _Pipe(io.RawIOBase):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.pooled.solution import shrunk_within
+from serving.bundle.pooled.cholesky import Triangle
+from serving.bundle.pooled.solution import Within
 from serving.bundle.pooled.statistics import Statistics
 
 Floats = NDArray[np.float64]
@@ -34,9 +35,8 @@ REACH = 0.9
 
 def whitened(encoded: NDArray[np.float32], statistics: Statistics, shrinkage: float) -> Floats:
     """Vectors of length 1 [n, dim], whose products are similarities; the statistics are those of known classes."""
-    triangle = np.linalg.cholesky(shrunk_within(statistics, shrinkage))
     center = statistics.sums[:, : statistics.projection.dim].sum(axis=0) / statistics.images
-    turned = np.linalg.solve(triangle, (encoded - center).T.astype(np.float64)).T
+    turned = Triangle.of(Within.of(statistics).shrunk(shrinkage)).halved(encoded - center)
     lengths = np.linalg.norm(turned, axis=1, keepdims=True)
     unit: Floats = turned / np.maximum(lengths, 1e-12)
     return unit

@@ -24,14 +24,14 @@ from serving.bundle.pooled import (
     Statistics,
     learn_task,
 )
+from serving.bundle.pooled.left_out import FOLDS, LeftOut, LeftOutDiscriminant, LeftOutRidge, solution_with_all
 from serving.bundle.pooled.solution import Solution
-from serving.bundle.pooled.unknown_choice import summed
+from serving.bundle.pooled.unknown_choice import left_out_distances, summed
 from serving.bundle.pooled_model import Extension, PooledModel
 from serving.teaching.curriculum import Curriculum, Examples, Task, Taught, Vectors
 
 Progress = Callable[[float], None]
 
-FOLDS = 5
 ENOUGH_SCORES = 8
 """Left-out examples from which the spread of their distances is estimated; of fewer, that of the task is used."""
 
@@ -86,7 +86,10 @@ class Knowledge:
 
 
 def learn(curriculum: Curriculum, progress: Progress = lambda share: None) -> Knowledge:
-    """Learn the lessons that are not done yet. The same curriculum gives the same result, to the bit."""
+    """Learn the lessons that are not done yet. The same curriculum gives the same result, to the bit.
+
+    If all of them are done, nothing is computed but the sums.
+    """
     lessons, done = curriculum.lessons, curriculum.done
     state = _State(
         curriculum.teachable.factors.statistics(),
@@ -104,7 +107,7 @@ def learn(curriculum: Curriculum, progress: Progress = lambda share: None) -> Kn
         taught, fitted = _learn_lesson(state, examples)
         found.append(taught)
     if fitted is None:
-        fitted = PooledClassifier.fit(state.statistics, state.settings)
+        fitted = curriculum.classifier or PooledClassifier.fit(state.statistics, state.settings)
     return Knowledge(curriculum, tuple(found), fitted, state.statistics, state.settings)
 
 
@@ -146,6 +149,7 @@ def _learn_lesson(state: _State, examples: Examples) -> tuple[Taught, PooledClas
     known = {label: column for label, column in columns.items() if label in state.rules}
     new = {label: column for label, column in columns.items() if label not in state.rules}
     task: Task | None = None
+    fitted: PooledClassifier | None = None
     if known:
         state.statistics.add(*_rows(examples, known, dim))
     if new:
@@ -155,56 +159,52 @@ def _learn_lesson(state: _State, examples: Examples) -> tuple[Taught, PooledClas
         fitted = learned.classifier
         state.settings = fitted.settings
         task = Task(tuple(new), learned.detector, learned.rule)
-    else:
-        fitted = PooledClassifier.fit(state.statistics, state.settings)
-    extension = _extend(state, examples, known) if known else None
+    extension: Extension | None = None
+    if known:
+        rest = _Extended.of(state, *_rows(examples, known, dim), examples.seed)
+        extension = rest.extension(state, known)
+        fitted = fitted or PooledClassifier.of(rest.solution, state.settings)
+    assert fitted is not None
     lesson = _lesson(examples, state.memory, state.settings)
     taught = Taught(lesson, task, tuple(known), extension)
     state.note(taught)
     return taught, fitted
 
 
-def _extend(state: _State, examples: Examples, known: dict[str, int]) -> Extension:
-    """The detectors of further examples, whose left-out distances get the median and the spread of the task's own."""
-    rows, ids = _rows(examples, known, state.statistics.projection.dim)
-    distances = left_out_distances(state.statistics, state.settings, rows, ids, examples.seed)
-    scale, shift = [], []
-    for label, column in known.items():
-        own, rule = distances[ids == column], state.rules[label]
-        spread = OwnScores.rank(own).tail if len(own) >= ENOUGH_SCORES else rule.tail
-        scale.append(rule.tail / spread)
-        shift.append(rule.center - rule.tail / spread * float(np.median(own)))
-    solution = Solution.of(state.statistics, state.settings)
-    detector = Detector.of(solution, state.settings.unknown, np.array(list(known.values())))
-    return Extension(detector, np.array(scale), np.array(shift))
+@dataclass(frozen=True)
+class _Extended:
+    """Further examples of known classes, which are in the statistics."""
 
+    solution: Solution
+    ids: NDArray[np.int64]
+    distances: NDArray[np.float64]
+    """Of each example from its own class, by statistics without the example's fold."""
 
-def left_out_distances(
-    statistics: Statistics, settings: PooledSettings, rows: Vectors, ids: NDArray[np.int64], seed: int
-) -> NDArray[np.float64]:
-    """The distance [n] of each example from its own class by statistics without the example's fold.
-
-    An example that is alone in its class is not left out.
-    """
-    found = summed_distances(Solution.of(statistics, settings), settings, rows)[np.arange(len(ids)), ids]
-    order = np.random.default_rng(seed).permutation(len(ids))
-    for number in range(FOLDS):
-        out = order[number::FOLDS]
-        left = statistics.counts - np.bincount(ids[out], minlength=len(statistics.counts))
-        out = out[left[ids[out]] > 0]
-        if len(out):
-            rest = statistics.copy()
-            rest.remove(rows[out], ids[out])
-            distances = summed_distances(Solution.of(rest, settings), settings, rows[out])
+    @classmethod
+    def of(cls, state: _State, rows: Vectors, ids: NDArray[np.int64], seed: int) -> _Extended:
+        fold = np.empty(len(ids), np.int64)
+        fold[np.random.default_rng(seed).permutation(len(ids))] = np.arange(len(ids)) % FOLDS
+        images = LeftOut(state.statistics, rows.astype(np.float64), ids, fold)
+        settings = state.settings
+        discriminant = LeftOutDiscriminant(images, settings.shrinkage)
+        ridge = LeftOutRidge(images, settings.ridge, expanded=settings.expanded)
+        found = np.empty(len(ids))
+        for out in images.folds():
+            # A known class has other images, so each keeps its column.
+            distances = summed(left_out_distances(out, discriminant, ridge), settings.unknown)
             found[out] = distances[np.arange(len(out)), ids[out]]
-    return found
+        return cls(solution_with_all(settings, ridge), ids, found)
 
-
-def summed_distances(solution: Solution, settings: PooledSettings, encoded: Vectors) -> NDArray[np.float64]:
-    """The sum of standardised distances of vectors [n, dim], [n, classes]."""
-    exact = encoded.astype(np.float64)
-    distances = {name: solution.distances(name, exact) for name in settings.unknown_names}
-    return np.asarray(summed(distances, settings.unknown), np.float64)
+    def extension(self, state: _State, known: dict[str, int]) -> Extension:
+        """The detectors of the examples, whose left-out distances get the median and the spread of the task's own."""
+        scale, shift = [], []
+        for label, column in known.items():
+            own, rule = self.distances[self.ids == column], state.rules[label]
+            spread = OwnScores.rank(own).tail if len(own) >= ENOUGH_SCORES else rule.tail
+            scale.append(rule.tail / spread)
+            shift.append(rule.center - rule.tail / spread * float(np.median(own)))
+        detector = Detector.of(self.solution, state.settings.unknown, np.array(list(known.values())))
+        return Extension(detector, np.array(scale), np.array(shift))
 
 
 def _rows(examples: Examples, columns: dict[str, int], dim: int) -> tuple[Vectors, NDArray[np.int64]]:

@@ -56,6 +56,10 @@ class Wanted:
     """Whether labelled examples are learned; a change of a class alone leaves them waiting."""
     only: tuple[str, ...] | None = None
     """Only examples of these classes are learned, and none is taken out."""
+    relabel: dict[str, str] = field(default_factory=dict)
+    """Labels of examples that change when the result is published, of classes that the model does not have."""
+    delete: tuple[int, ...] = ()
+    """Images that are deleted when the result is published."""
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Wanted:
@@ -65,6 +69,8 @@ class Wanted:
             dict(request.get("merge", {})),
             bool(request.get("examples", True)),
             None if request.get("only") is None else tuple(request["only"]),
+            dict(request.get("relabel", {})),
+            tuple(request.get("delete", ())),
         )
 
 
@@ -86,14 +92,16 @@ def learn_labels(
     if (after.labels, after.examples()) == (before.labels, before.examples()):
         raise TeachError("nothing to learn: the model knows all examples as they are labelled; allowed: new ones")
     seconds["examples"], started = clock() - started, clock()
-    served = learn(before)
+    # A class with another name is not a new class.
+    served = learn(changed(before, Wanted(rename=wanted.rename)))
     names = sorted(set(after.labels) - set(before.labels))
     what = f"learning {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}" if names else "learning"
     knowledge = learn(after, display.part(what, 0.3, 0.55))
     seconds["learning"], started = clock() - started, clock()
     waiting = waiting_vectors(store, model)
     rules = model.bundle.rule, knowledge.rule(model.bundle.rule)
-    trial = try_out(served, knowledge, rules, waiting, display.part("comparing with the served model", 0.55, 0.9))
+    comparing = display.part("comparing with the served model", 0.55, 0.9)
+    trial = try_out(served, knowledge, rules, waiting, comparing, wanted.merge)
     seconds["comparison"], started = clock() - started, clock()
     display.part("writing the bundle", 0.9, 1.0)
     place = put_beside(compose(model, knowledge), model.bundle, shelf)

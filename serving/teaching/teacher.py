@@ -54,6 +54,17 @@ class PublishedVersion(NamedTuple):
     workers: int
 
 
+class ShelvedVersion(NamedTuple):
+    """A bundle on the shelf, without all that its manifest says: there may be many, with many lessons each."""
+
+    name: str
+    """Of its folder."""
+    version: str
+    created: str
+    classes: int
+    lessons: int
+
+
 class Pending(NamedTuple):
     """What a lesson would change."""
 
@@ -72,7 +83,8 @@ class Teacher:
         self._settings, self.store, self._swaps = settings, store, swaps
         self._shelf = None if settings.bundles is None else Shelf(settings.bundles)
         self._taught: tuple[str, dict[str, str]] | None = None
-        self._manifests: dict[str, Manifest] = {}
+        self._latest: tuple[str, Manifest] | None = None
+        self._versions: dict[str, ShelvedVersion] = {}
         self._children: set[subprocess.Popen[bytes]] = set()
 
     @cached_property
@@ -156,7 +168,7 @@ class Teacher:
     def roll_back(self, version: str, who: str) -> PublishedVersion:
         """Serve a version of the shelf again."""
         self._check_shelf()
-        known = {manifest.version: name for name, manifest in self.versions()}
+        known = {each.version: each.name for each in self.versions()}
         if version not in known:
             got = f"no version {version}"
             raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
@@ -165,8 +177,8 @@ class Teacher:
         self.store.settle(self._manifest(known[version]).labels, version, who, f"instead of {before}")
         return published
 
-    def versions(self) -> list[tuple[str, Manifest]]:
-        """Folder names and manifests of the shelf, the newest first, without candidates that nobody has accepted."""
+    def versions(self) -> list[ShelvedVersion]:
+        """The bundles on the shelf, the newest first, without candidates that nobody has accepted."""
         shelf = self._need_shelf()
         current = self._current_name()
         candidates = {job.candidate: job for job in self.jobs.not_accepted() if job.candidate != current}
@@ -177,8 +189,9 @@ class Teacher:
             if folder.name in candidates and _made_by(candidates[folder.name], folder):
                 continue
             with contextlib.suppress(BundleError):
-                found.append((folder.name, self._manifest(folder.name)))
-        return sorted(found, key=lambda each: (each[1].created, each[0] == current), reverse=True)
+                found.append(self._version(folder.name))
+        self._versions = {each.name: each for each in found}
+        return sorted(found, key=lambda each: (each.created, each.name == current), reverse=True)
 
     def links(self) -> tuple[str, str | None]:
         """The folders of the current and the previous bundle."""
@@ -269,15 +282,19 @@ class Teacher:
         """Note in the store that a job's candidate is served: labels follow, and the job is accepted."""
         wanted = Wanted.of(job.request)
         manifest = self._manifest(str(job.candidate))
-        what = f"{manifest.version}: {described(job)}"
-        renamed = {**wanted.rename, **wanted.merge}
+        objected = "" if (job.result or {}).get("gate", True) else ", although the gate objected"
+        what = f"{manifest.version}: {described(job)}{objected}"
+        renamed = {**wanted.relabel, **wanted.rename, **wanted.merge}
+        if wanted.delete:
+            # Before the job is noted: whoever is killed between both does both again (`reconcile`).
+            self.store.delete(wanted.delete, who)
         self.jobs.accept(job.id, who, PublishedLabels(wanted.forget, renamed, manifest.labels, what))
 
     def _prune(self) -> None:
         """Remove the oldest taught versions beyond a number; those that people published are never removed."""
         taught = self.jobs.accepted()
         kept = set(self.links())
-        own = [name for name, _ in self.versions() if name in taught and name not in kept]
+        own = [each.name for each in self.versions() if each.name in taught and each.name not in kept]
         for name in own[KEPT_VERSIONS:]:
             shutil.rmtree(self._need_shelf().folder / name, ignore_errors=True)
 
@@ -292,18 +309,28 @@ class Teacher:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _taught_by_current(self) -> dict[str, str]:
-        name = self._current_name()
-        if self._taught is None or self._taught[0] != name:
-            self._taught = name, taught_examples(self._need_shelf().folder / name, len(self._manifest(name).lessons))
-        return self._taught[1]
+        name, kept = self._current_name(), self._taught
+        if kept is None or kept[0] != name:
+            kept = name, taught_examples(self._need_shelf().folder / name, len(self._manifest(name).lessons))
+            self._taught = kept
+        return kept[1]
+
+    def _version(self, name: str) -> ShelvedVersion:
+        """A bundle on the shelf never changes, so it is read once."""
+        if (found := self._versions.get(name)) is None:
+            manifest = load_bundle(self._need_shelf().folder / name).manifest
+            found = ShelvedVersion(
+                name, manifest.version, manifest.created, len(manifest.labels), len(manifest.lessons)
+            )
+        return found
 
     def _manifest(self, name: str) -> Manifest:
-        """A bundle on the shelf never changes, so its manifest is read once."""
-        if name not in self._manifests:
-            if len(self._manifests) > 2 * KEPT_VERSIONS:
-                self._manifests.clear()
-            self._manifests[name] = load_bundle(self._need_shelf().folder / name).manifest
-        return self._manifests[name]
+        """Only the latest is kept: with every lesson, a manifest is longer than the one before."""
+        kept = self._latest
+        if kept is None or kept[0] != name:
+            kept = name, load_bundle(self._need_shelf().folder / name).manifest
+            self._latest = kept
+        return kept[1]
 
     def _current_name(self) -> str:
         current = self._need_shelf().current()

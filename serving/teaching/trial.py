@@ -1,13 +1,17 @@
 """What a lesson would change, measured before it is served: on its examples, on earlier classes, on waiting unknowns.
 
 No image of the run is at hand. Its classes are judged by stand-ins (`ClassFactor.stand_ins`), vectors with the same
-mean and covariance as their images, left out of the statistics fold by fold as the examples are: an image that has
-shaped the statistics would always be recognised. The gate is that of publishing (`serving/bundle/old_classes.py`).
+mean and covariance as their images. Examples and stand-ins are left out of the statistics one by one, before the lesson
+and after it: an image that has shaped the statistics would always be recognised. The gate is that of publishing
+(`serving/bundle/old_classes.py`).
+
+Adapters are left out of it, because they cannot be learned without one image in closed form.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 from serving.bundle.decision import Rule, judge
 from serving.bundle.old_classes import MAX_LOSS, OldClasses, compare_classes
 from serving.bundle.pooled import PooledSettings, Statistics
-from serving.bundle.pooled.left_out import FOLDS, LeftOut, LeftOutDiscriminant, LeftOutRidge
+from serving.bundle.pooled.left_out import LeftOut, LeftOutDiscriminant, LeftOutRidge
 from serving.teaching.curriculum import Curriculum, Vectors
 from serving.teaching.learning import Knowledge, Progress
 
@@ -37,6 +41,8 @@ class TrialVectors:
 
     phi: Doubles
     ids: Ids
+    names: tuple[str, ...]
+    """The digest of each example; empty for a stand-in."""
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> TrialVectors:
@@ -46,16 +52,47 @@ class TrialVectors:
         projection = curriculum.teachable.factors.projection
         phi = [factor.stand_ins(STAND_INS, seed=0) for factor in curriculum.teachable.factors.classes]
         ids = [np.full(len(rows), number) for number, rows in enumerate(phi)]
+        names = [""] * sum(map(len, phi))
         for lesson in curriculum.lessons:
             for label, rows in lesson.vectors.items():
                 phi.append(projection.expand(rows))
                 ids.append(np.full(len(rows), place[label]))
-        return cls(np.concatenate(phi), np.concatenate(ids).astype(np.int64))
+                names += lesson.digests[label]
+        return cls(np.concatenate(phi), np.concatenate(ids).astype(np.int64), tuple(names))
+
+
+@dataclass(frozen=True)
+class LeftOutAnswers:
+    """The class [n] that each of some vectors is taken for while it is left out."""
+
+    knowledge: Knowledge
+    evidence: TrialVectors
+    columns: Ids
+    names: tuple[str, ...]
+    """Of the columns: labels, where a class that is merged into another one has the label of that."""
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, merged: Mapping[str, str] | None = None) -> LeftOutAnswers:
+        evidence, names = TrialVectors.of(knowledge), merged or {}
+        logits = left_out_logits(knowledge.statistics, knowledge.settings, evidence)
+        labels = tuple(names.get(label, label) for label in knowledge.labels)
+        return cls(knowledge, evidence, logits.argmax(axis=1), labels)
+
+    def labels(self, examples: Mapping[str, NDArray[np.float32]]) -> dict[str, str]:
+        """The answer for each of some examples, by digest. One that was never taught is left out anyway."""
+        names = self.names
+        taught = {name: names[column] for name, column in zip(self.evidence.names, self.columns, strict=True) if name}
+        fresh = [name for name in examples if name not in taught]
+        if fresh:
+            columns = self.knowledge.classifier.logits(np.stack([examples[name] for name in fresh])).argmax(axis=1)
+            taught |= {name: names[column] for name, column in zip(fresh, columns, strict=True)}
+        return {name: taught[name] for name in examples}
 
 
 @dataclass(frozen=True)
 class ClassTrial:
-    """One class whose examples changed: how many of its examples are recognised while they are left out."""
+    """One class whose examples changed: how many of its examples are recognised while they are left out, by what is
+    served and by what was learned. The measure is the same, so that the difference is what the lesson has changed."""
 
     label: str
     new: bool
@@ -91,21 +128,19 @@ def try_out(
     rules: tuple[Rule, Rule],
     waiting: Vectors,
     progress: Progress = lambda share: None,
+    merged: Mapping[str, str] | None = None,
 ) -> Trial:
-    """Compare two states of knowledge. `waiting` are the vectors of unlabelled images in the quarantine."""
-    evidence = TrialVectors.of(after)
-    later = left_out_logits(after.statistics, after.settings, evidence)
+    """Compare two states of knowledge. `waiting` are the vectors of unlabelled images in the quarantine; `merged` are
+    classes of the first that are part of another class in the second."""
+    later = LeftOutAnswers.of(after)
     progress(0.5)
-    right = later.argmax(axis=1) == evidence.ids
-    earlier_evidence = TrialVectors.of(before)
-    earlier = left_out_logits(before.statistics, before.settings, earlier_evidence)
+    earlier = LeftOutAnswers.of(before, merged)
     progress(0.9)
-    old = _compare(before, after, (earlier_evidence, earlier), (evidence, later))
-    known = _accepted(after, rules[1], evidence)
+    old = _compare(earlier, later)
     classes = tuple(
-        _class_trial(label, before, after, rules[0], evidence, right, known)
+        _class_trial(label, earlier, later, rules[1])
         for label in after.labels
-        if _examples(before.curriculum, label) != _examples(after.curriculum, label)
+        if _examples(before.curriculum, label).keys() != _examples(after.curriculum, label).keys()
     )
     verdicts = judge(after.model.upright().outputs(waiting), rules[1]) if len(waiting) else None
     found: Counter[str] = Counter()
@@ -122,43 +157,33 @@ def try_out(
 
 
 def left_out_logits(statistics: Statistics, settings: PooledSettings, evidence: TrialVectors) -> Doubles:
-    """The logits [n, classes] of all evidence by statistics without the fold of each vector.
+    """The logits [n, classes] of all evidence, each by statistics without this vector.
 
-    A class that loses all its images with a fold gets the logits of all images.
+    An image that is alone in its class cannot be recognised without itself.
     """
     dim = statistics.projection.dim
-    generator = np.random.default_rng(0)
-    fold = np.empty(len(evidence.ids), np.int64)
-    for number, class_id in enumerate(np.unique(evidence.ids)):
-        own = np.flatnonzero(evidence.ids == class_id)
-        fold[own] = (generator.permutation(len(own)) + number) % FOLDS
-    images = LeftOut(statistics, evidence.phi[:, :dim], evidence.ids, fold, evidence.phi)
-    discriminant = LeftOutDiscriminant(images, settings.shrinkage)
+    images = LeftOut(statistics, evidence.phi[:, :dim], evidence.ids, np.arange(len(evidence.ids)), evidence.phi)
+    discriminant = LeftOutDiscriminant(images, settings.shrinkage, alone=True)
     ridge = LeftOutRidge(images, settings.ridge, expanded=settings.expanded)
-    logits = np.full((len(evidence.ids), len(statistics.class_ids)), -np.inf)
-    for rows in images.folds():
-        lda = discriminant.without(rows)
-        mixed = (1 - settings.mix) * lda.outputs / discriminant.margin
-        mixed = mixed + settings.mix * ridge.without(rows)[:, lda.kept] / ridge.margin
-        logits[np.ix_(rows, np.flatnonzero(lda.kept))] = mixed
+    lda, linear = discriminant.each_without_itself(), ridge.each_without_itself()
+    logits: Doubles = (1 - settings.mix) * lda / discriminant.margin + settings.mix * linear / ridge.margin
     return logits
 
 
-def _compare(
-    before: Knowledge, after: Knowledge, earlier: tuple[TrialVectors, Doubles], later: tuple[TrialVectors, Doubles]
-) -> OldClasses:
+def _compare(earlier: LeftOutAnswers, later: LeftOutAnswers) -> OldClasses:
     """Classes that both have, by the vectors that both have of them: the first ones of each class are the same."""
+    before, after = earlier.knowledge, later.knowledge
     place = {label: column for column, label in enumerate(after.labels)}
     ids: list[int] = []
     answers: tuple[list[int], list[int]] = [], []
     for column, label in enumerate(before.labels):
         if label not in place:
             continue
-        rows = [np.flatnonzero(earlier[0].ids == column), np.flatnonzero(later[0].ids == place[label])]
+        rows = [np.flatnonzero(earlier.evidence.ids == column), np.flatnonzero(later.evidence.ids == place[label])]
         count = min(map(len, rows))
-        was, now = (each[1][own[:count]].argmax(axis=1) for each, own in zip((earlier, later), rows, strict=True))
+        was, now = (each.columns[own[:count]] for each, own in zip((earlier, later), rows, strict=True))
         ids += [place[label]] * count
-        answers[0].extend(place.get(before.labels[number], -1) for number in was)
+        answers[0].extend(place.get(earlier.names[number], -1) for number in was)
         answers[1].extend(now.tolist())
     old = [place[label] for label in before.labels if label in place]
     found = compare_classes(after.labels, len(after.labels), np.array(ids), *map(np.array, answers))
@@ -169,41 +194,28 @@ def _compare(
     )
 
 
-def _accepted(after: Knowledge, rule: Rule, evidence: TrialVectors) -> NDArray[np.bool_]:
-    """Whether each vector would be accepted as known, by detectors that have seen it."""
-    encoded = evidence.phi[:, : after.curriculum.dim].astype(np.float32)
-    return np.asarray(judge(after.model.upright().outputs(encoded), rule).known)
-
-
-def _class_trial(
-    label: str,
-    before: Knowledge,
-    after: Knowledge,
-    rule: Rule,
-    evidence: TrialVectors,
-    right: NDArray[np.bool_],
-    known: NDArray[np.bool_],
-) -> ClassTrial:
+def _class_trial(label: str, earlier: LeftOutAnswers, later: LeftOutAnswers, rule: Rule) -> ClassTrial:
+    before, after = earlier.knowledge, later.knowledge
     had, has = _examples(before.curriculum, label), _examples(after.curriculum, label)
-    column = after.labels.index(label)
-    own = np.flatnonzero(evidence.ids == column)[-len(has) :] if has else np.empty(0, int)
-    served = judge(before.model.upright().outputs(after.curriculum.vectors(label)), rule) if has else None
-    right_before = 0
-    if served is not None and label in before.labels:
-        right_before = int(((served.class_id == before.labels.index(label)) & served.known).sum())
-    images = int(after.statistics.counts[column])
-    right_after = int(right[own].sum())
-    grade, advice = _grade(right_after, len(own), images, label)
+    right_before, right_after = (
+        sum(answer == label for answer in answers.labels(has).values()) for answers in (earlier, later)
+    )
+    known = 0
+    if has:
+        # By detectors that have seen the examples.
+        known = int(judge(after.model.upright().outputs(np.stack(list(has.values()))), rule).known.sum())
+    images = int(after.statistics.counts[after.labels.index(label)])
+    grade, advice = _grade(right_after, len(has), images, label)
     return ClassTrial(
         label=label,
         new=label not in before.labels,
-        added=len(has - had),
-        removed=len(had - has),
+        added=len(has.keys() - had.keys()),
+        removed=len(had.keys() - has.keys()),
         images=images,
-        of=len(own),
+        of=len(has),
         right_before=right_before,
         right_after=right_after,
-        known_after=int(known[own].sum()),
+        known_after=known,
         grade=grade,
         advice=advice,
     )
@@ -220,5 +232,11 @@ def _grade(right: int, of: int, images: int, label: str) -> tuple[str, str]:
     return "good", ""
 
 
-def _examples(curriculum: Curriculum, label: str) -> set[str]:
-    return {name for lesson in curriculum.lessons for name in lesson.digests.get(label, ())}
+def _examples(curriculum: Curriculum, label: str) -> dict[str, NDArray[np.float32]]:
+    """The vector of each example of a class, by digest."""
+    return {
+        name: row
+        for lesson in curriculum.lessons
+        if label in lesson.digests
+        for name, row in zip(lesson.digests[label], lesson.vectors[label], strict=True)
+    }

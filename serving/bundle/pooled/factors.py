@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,11 @@ class ClassFactors:
         return ClassFactors(self.projection, (*self.classes[:place], *self.classes[place + 1 :]))
 
     def statistics(self) -> Statistics:
-        """The sums over all classes, whose ids are their places."""
+        """The sums over all classes, whose ids are their places; a copy that may be changed."""
+        return self._summed.copy()
+
+    @cached_property
+    def _summed(self) -> Statistics:
         found = Statistics(self.projection)
         found.class_ids = np.arange(len(self.classes))
         found.counts = np.array([each.images for each in self.classes], np.int64)

@@ -22,7 +22,7 @@ from serving.bundle.decision import TaskRule, expected_surprises
 from serving.bundle.pooled.classifier import PooledClassifier
 from serving.bundle.pooled.classifier_choice import RIDGES, SHRINKAGES, chosen_classifier, cross_entropies
 from serving.bundle.pooled.detector import Detector
-from serving.bundle.pooled.left_out import LeftOut, LeftOutDiscriminant, LeftOutRidge
+from serving.bundle.pooled.left_out import LeftOut, LeftOutDiscriminant, LeftOutRidge, solution_with_all
 from serving.bundle.pooled.memory import ChoiceMemory
 from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import PooledSettings, Standardised
@@ -37,7 +37,7 @@ from serving.bundle.pooled.unknown_choice import (
     summed,
 )
 
-SOLVES = len(SHRINKAGES) + len(RIDGES) + 2
+SOLVES = len(SHRINKAGES) + len(RIDGES) + 1
 """How many systems of equations of the size of the statistics are solved per task."""
 ROWS = 16
 """Signed sums per group of numbers: |P x| is a quarter as long as x."""
@@ -113,7 +113,10 @@ def learn_task(
         if len(images)
         else JudgedSettings(memory, chosen_classifier(memory.cross_entropies))
     )
-    solution = Solution.of(after, judged.settings)
+    if judged.ridge is None:
+        solution = Solution.of(after, judged.settings)
+    else:
+        solution = solution_with_all(judged.settings, judged.ridge)
     if len(images):
         own = judged.own_scores(images, len(classes))
     else:

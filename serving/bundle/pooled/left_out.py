@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.pooled.settings import UnknownScore
-from serving.bundle.pooled.solution import mean_margin, ridge_matrix, shrunk_within
+from serving.bundle.pooled.cholesky import Triangle
+from serving.bundle.pooled.settings import PooledSettings, UnknownScore
+from serving.bundle.pooled.solution import (
+    Solution,
+    Within,
+    discriminant,
+    mean_margin,
+    ridge_regression,
+    ridge_triangle,
+)
 from serving.bundle.pooled.statistics import Statistics
 
 Array = NDArray[np.floating[Any]]
@@ -66,6 +74,15 @@ class LeftOut:
         """The output column of each image's class, [n]."""
         return np.searchsorted(self.statistics.class_ids, self.class_ids)
 
+    @cached_property
+    def within(self) -> Within:
+        return Within.of(self.statistics)
+
+    @cached_property
+    def plain(self) -> Statistics:
+        """The statistics without the expansion."""
+        return self.statistics.plain()
+
     def folds(self) -> Iterator[Rows]:
         """The images of each fold that has any."""
         for number in range(FOLDS):
@@ -79,22 +96,25 @@ class LeftOutDiscriminant:
     The diagonal that the covariance is shrunk towards stays that of all images, beside a scatter matrix without a fold.
     """
 
-    def __init__(self, images: LeftOut, shrinkage: float) -> None:
+    def __init__(self, images: LeftOut, shrinkage: float, *, alone: bool = False) -> None:
+        """`alone`: images are left out one by one, and not by folds."""
         statistics = images.statistics
         dim = statistics.projection.dim
         self.images, self.shrinkage = images, shrinkage
-        self.freedom = max(statistics.images - len(images) // FOLDS - len(statistics.class_ids), 1)
-        basis = np.concatenate([statistics.means[:, :dim], images.encoded])
-        self.products = basis @ np.linalg.solve(shrunk_within(statistics, shrinkage, self.freedom), basis.T)
-        """[classes + n, classes + n]"""
+        left_out = 1 if alone else len(images) // FOLDS
+        self.freedom = max(statistics.images - left_out - len(statistics.class_ids), 1)
+        triangle = Triangle.of(images.within.shrunk(shrinkage, self.freedom))
+        self.means, self.vectors = triangle.halved(statistics.means[:, :dim]), triangle.halved(images.encoded)
+        """Rows whose inner products are u' S_w^-1 v: [classes, dim] and [n, dim]."""
+        self.between = self.means @ self.means.T
 
     @cached_property
     def margin(self) -> float:
         """By how much a class mean has a higher output for its class than for others, with all images."""
         counts = self.images.statistics.counts
-        every = np.eye(len(counts), len(self.products))
+        every = np.eye(len(counts))
         means = every - counts / counts.sum() @ every
-        inner = means @ self.products @ means.T
+        inner = means @ self.between @ means.T
         return mean_margin(inner - np.diag(inner) / 2)
 
     def without(self, rows: Rows) -> LeftOutOutputs:
@@ -105,8 +125,9 @@ class LeftOutDiscriminant:
         counts = statistics.counts - lost
         kept = counts > 0
         # Only class means and the images that are left out take part.
-        basis = np.concatenate([np.arange(classes), classes + rows])
-        full = self.products[np.ix_(basis, basis)]
+        own = self.vectors[rows]
+        across = self.means @ own.T
+        full = np.block([[self.between, across], [across.T, own @ own.T]])
         unit = np.eye(len(full))
         vectors = unit[classes:]
         # Coefficients of the differences from class means, and of the sum of them in each class.
@@ -115,10 +136,10 @@ class LeftOutDiscriminant:
         partly = kept[np.unique(columns)]
         shifts = sums[partly] / np.sqrt(counts[np.unique(columns)][partly])[:, None]
         removed = np.concatenate([residuals, shifts]) * np.sqrt((1 - self.shrinkage) / self.freedom)
-        across = removed @ full
-        inner = np.linalg.solve(np.eye(len(removed)) - across @ removed.T, across)
+        moved = removed @ full
+        inner = np.linalg.solve(np.eye(len(removed)) - moved @ removed.T, moved)
         freedom = max(int(counts.sum()) - int(kept.sum()), 1)
-        products = (full + across.T @ inner) * freedom / self.freedom
+        products = (full + moved.T @ inner) * freedom / self.freedom
         means = unit[:classes].copy()
         means[np.unique(columns)[partly]] -= sums[partly] / counts[np.unique(columns)][partly][:, None]
         center = counts / counts.sum() @ means
@@ -129,6 +150,41 @@ class LeftOutDiscriminant:
             shares=counts[kept] / counts.sum(),
             kept=kept,
         )
+
+    def each_without_itself(self) -> Array:
+        """The outputs [n, classes] for every image when this one alone is left out.
+
+        With u = x - m_c and k = n_c / (n_c - 1), the scatter matrix loses k u u', and the mean of the class u / (n_c -
+        1). An image that is alone in its class has no output for it: -inf.
+        """
+        statistics, columns = self.images.statistics, self.images.columns
+        every, images = np.arange(len(columns)), statistics.images
+        counts = statistics.counts[columns][:, None].astype(np.float64)
+        single = counts[:, 0] == 1
+        rest = np.maximum(counts - 1, 1)
+        apart = self.vectors - self.means[columns]
+        center = statistics.counts / images @ self.means
+        centers = (images * center - self.vectors) / max(images - 1, 1)
+        own = self.means[columns] - apart / rest - centers
+        centred = self.vectors - centers
+
+        def products(rows: Array) -> Array:
+            """Of rows [n, dim] with the class means relative to the center, each without its image: [n, classes]."""
+            found: Array = rows @ self.means.T - (rows * centers).sum(axis=1)[:, None]
+            found[every, columns] = (rows * own).sum(axis=1)
+            return found
+
+        along, lost = products(centred), products(apart)
+        between = np.diag(self.between) - 2 * centers @ self.means.T + (centers**2).sum(axis=1)[:, None]
+        between[every, columns] = (own**2).sum(axis=1)
+        weight = (1 - self.shrinkage) / self.freedom * counts / rest
+        weight = weight / (1 - weight * (apart**2).sum(axis=1)[:, None])
+        along = along + weight * (apart * centred).sum(axis=1)[:, None] * lost
+        between = between + weight * lost**2
+        freedom = np.maximum(images - 1 - (len(statistics.class_ids) - single), 1)[:, None]
+        outputs: Array = (along - between / 2) * freedom / self.freedom
+        outputs[single, columns[single]] = -np.inf
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -161,17 +217,32 @@ class LeftOutRidge:
     images."""
 
     def __init__(self, images: LeftOut, ridge: float, *, expanded: bool) -> None:
-        statistics = images.statistics if expanded else images.statistics.plain()
+        statistics = images.statistics if expanded else images.plain
         phi = statistics.projection.expand(images.encoded) if images.phi is None or not expanded else images.phi
-        right = np.concatenate([statistics.sums, phi])
-        solved = np.linalg.solve(ridge_matrix(statistics, ridge), right.T)
-        classes = len(statistics.class_ids)
-        self.images = images
-        self.margin = mean_margin(statistics.means @ solved[:, :classes])
-        self.outputs, self.hat = np.split(phi @ solved, [classes], axis=1)
+        triangle = ridge_triangle(statistics, ridge)
+        self.images, self.statistics = images, statistics
+        self.all = ridge_regression(statistics, triangle)
+        """With all images."""
+        self.margin, self.outputs = self.all.margin, self.all.outputs(phi)
+        self.vectors = triangle.halved(phi)
+        """Rows whose inner products are H, [n, length]."""
 
     def without(self, rows: Rows) -> Array:
         """The outputs [r, classes] for images [r] when all of them are left out."""
-        own = self.hat[np.ix_(rows, rows)]
+        vectors = self.vectors[rows]
+        own = vectors @ vectors.T
         target = np.eye(self.outputs.shape[1])[self.images.columns[rows]]
         return np.linalg.solve(np.eye(len(rows)) - own, self.outputs[rows] - own @ target)
+
+    def each_without_itself(self) -> Array:
+        """The outputs [n, classes] for every image when this one alone is left out."""
+        own = (self.vectors**2).sum(axis=1)[:, None]
+        target = np.eye(self.outputs.shape[1])[self.images.columns]
+        outputs: Array = (self.outputs - own * target) / (1 - own)
+        return outputs
+
+
+def solution_with_all(settings: PooledSettings, ridge: LeftOutRidge) -> Solution:
+    """`Solution.of` of the statistics with all images, whose ridge regression is computed already."""
+    used = ridge.statistics
+    return Solution(used, discriminant(used, settings.shrinkage, ridge.images.within), ridge.all)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.bundle.pooled.cholesky import Triangle
 from serving.bundle.pooled.settings import PooledSettings, UnknownScore
 from serving.bundle.pooled.statistics import Statistics, StatisticsError
 
@@ -76,39 +77,65 @@ class RidgeRegression:
         return outputs
 
 
-def discriminant(statistics: Statistics, shrinkage: float) -> Discriminant:
+@dataclass(frozen=True)
+class Within:
+    """The scatter matrix of encoded vectors within their classes, from which S_w follows for every shrinkage."""
+
+    scatter: Matrix  # [dim, dim]
+    freedom: int
+    """What the scatter matrix is divided by."""
+
+    @classmethod
+    def of(cls, statistics: Statistics) -> Within:
+        dim, freedom = statistics.projection.dim, max(statistics.images - len(statistics.class_ids), 1)
+        between = statistics.sums[:, :dim].T @ statistics.means[:, :dim]
+        return cls(np.subtract(statistics.gram[:dim, :dim], between, out=between), freedom)
+
+    def shrunk(self, share: float, divisor: int | None = None) -> Matrix:
+        """S_w, [dim, dim]: (1 - share) S + share diag(S), where no entry of the diagonal is below LEAST_VARIANCE of
+        their mean. With another `divisor` of the scatter matrix, the diagonal that is shrunk towards stays what it is.
+
+        With one image per class nothing varies within classes; the unit matrix over dim then stands in, because encoded
+        vectors have length 1.
+        """
+        own = np.diag(self.scatter)
+        diagonal = np.maximum(own / self.freedom, 0.0)
+        mean = float(diagonal.mean())
+        if mean <= 1e-12:
+            return np.eye(len(own)) / len(own)
+        diagonal = np.maximum(diagonal, LEAST_VARIANCE * mean)
+        if divisor is not None:
+            diagonal = diagonal + (1 - share) * (own / divisor - own / self.freedom)
+        result: Matrix = self.scatter * ((1 - share) / (divisor or self.freedom))
+        result[np.diag_indices_from(result)] = diagonal
+        return result
+
+
+def discriminant(statistics: Statistics, shrinkage: float, within: Within | None = None) -> Discriminant:
     """Linear discriminant analysis of all classes in the statistics; the expansion of the vectors is not used."""
     if statistics.images == 0:
         raise StatisticsError("discriminant: the statistics are of 0 images; allowed: 1 or more")
     dim, images = statistics.projection.dim, statistics.images
     center = statistics.sums[:, :dim].sum(axis=0) / images
     means = statistics.means[:, :dim] - center
-    weights = np.linalg.solve(shrunk_within(statistics, shrinkage), means.T).T
+    weights = Triangle.of((within or Within.of(statistics)).shrunk(shrinkage)).solved(means)
     return Discriminant(center, means, statistics.counts / images, weights)
 
 
-def shrunk_within(statistics: Statistics, shrinkage: float, divisor: int | None = None) -> Matrix:
-    """S_w, [dim, dim]. With another `divisor` of the scatter matrix, the diagonal stays what it is without."""
-    dim, freedom = statistics.projection.dim, max(statistics.images - len(statistics.class_ids), 1)
-    scatter = statistics.gram[:dim, :dim] - statistics.sums[:, :dim].T @ statistics.means[:, :dim]
-    matrix = shrunk(scatter / freedom, shrinkage)
-    return matrix if divisor is None else matrix + (1 - shrinkage) * (scatter / divisor - scatter / freedom)
-
-
-def ridge_regression(statistics: Statistics, ridge: float) -> RidgeRegression:
-    """(sum phi phi' + l I)^-1 sum phi y', where l is `ridge` times the mean squared length of phi.
+def ridge_regression(statistics: Statistics, triangle: Triangle) -> RidgeRegression:
+    """(sum phi phi' + l I)^-1 sum phi y', where l is the penalty of the matrix that `triangle` is of.
 
     Of statistics without expansion, phi(x) = x.
     """
-    weights = np.linalg.solve(ridge_matrix(statistics, ridge), statistics.sums.T).T
+    weights = triangle.solved(statistics.sums)
     return RidgeRegression(weights, mean_margin(statistics.means @ weights.T))
 
 
-def ridge_matrix(statistics: Statistics, ridge: float) -> Matrix:
-    """sum phi phi' + l I, [length, length]."""
+def ridge_triangle(statistics: Statistics, ridge: float) -> Triangle:
+    """Of sum phi phi' + l I, [length, length], where l is `ridge` times the mean squared length of phi."""
     matrix = statistics.gram.copy()
     matrix[np.diag_indices_from(matrix)] += ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
-    return matrix
+    return Triangle.of(matrix)
 
 
 def mean_margin(outputs: Matrix) -> float:
@@ -124,21 +151,6 @@ def mean_margin(outputs: Matrix) -> float:
     return margin if margin > LEAST_MARGIN else 1.0
 
 
-def shrunk(covariance: Matrix, share: float) -> Matrix:
-    """(1 - share) covariance + share of its diagonal, whose entries are at least LEAST_VARIANCE of their mean.
-
-    With one image per class nothing varies within classes; the unit matrix over dim then stands in, because encoded
-    vectors have length 1.
-    """
-    diagonal = np.maximum(np.diag(covariance), 0.0)
-    mean = float(diagonal.mean())
-    if mean <= 1e-12:
-        return np.eye(len(covariance)) / len(covariance)
-    result = (1 - share) * covariance
-    result[np.diag_indices_from(result)] = np.maximum(diagonal, LEAST_VARIANCE * mean)
-    return result
-
-
 @dataclass(frozen=True)
 class Solution:
     """Both classifiers of some statistics, which are without expansion if ridge regression does not use it."""
@@ -150,7 +162,8 @@ class Solution:
     @classmethod
     def of(cls, statistics: Statistics, settings: PooledSettings) -> Solution:
         used = statistics if settings.expanded else statistics.plain()
-        return cls(used, discriminant(used, settings.shrinkage), ridge_regression(used, settings.ridge))
+        lda = discriminant(used, settings.shrinkage)
+        return cls(used, lda, ridge_regression(used, ridge_triangle(used, settings.ridge)))
 
     def distances(self, name: UnknownScore, encoded: Array) -> Matrix:
         """The distance of vectors [n, dim] from every class by one score, [n, classes]; higher means more unknown.

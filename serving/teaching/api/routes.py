@@ -57,7 +57,7 @@ class UploadQuery(ApiModel):
 
 
 class ChangeQuery(ApiModel):
-    accept: bool = field("publish the change by itself", True, default=True)
+    accept: bool = field("publish the change by itself unless the gate objects", True, default=True)
 
 
 class PageQuery(ApiModel):
@@ -194,10 +194,11 @@ async def begin_class(request: Request, body: schemas.ClassBody) -> Response:
     """Begin a class that has no example yet."""
 
     def begin(teacher: Teacher, who: str) -> schemas.ClassChanged:
+        from serving.teaching.class_changes import all_labels
         from serving.teaching.curriculum import check_label
 
         check_label(body.label.strip())
-        if body.label.strip() in _labels(teacher):
+        if body.label.strip() in all_labels(teacher):
             raise errors.ClassExistsError("there is such a class", got=repr(body.label), allowed="a new name")
         teacher.store.begin_class(body.label, who)
         return schemas.ClassChanged(items=0, job=None)
@@ -209,20 +210,9 @@ async def begin_class(request: Request, body: schemas.ClassBody) -> Response:
 async def rename_class(request: Request, body: schemas.RenameBody, query: Annotated[ChangeQuery, Query()]) -> Response:
     """Give a class another name."""
 
-    def rename(teacher: Teacher, who: str) -> schemas.ClassChanged:
-        from serving.teaching.curriculum import check_label
-
-        new = body.to.strip()
-        check_label(new)
-        known = _labels(teacher)
-        if body.label not in known:
-            raise _no_class(body.label, known)
-        if new in known:
-            allowed = "a new name, or to merge the classes"
-            raise errors.ClassExistsError("there is such a class", got=repr(new), allowed=allowed)
-        return _changed_class(teacher, who, {"rename": {body.label: new}}, accept=query.accept)
-
-    return await _answer(request, rename)
+    return await _change_class(
+        request, lambda changes, *given: changes.rename(*given, body.label, body.to.strip(), accept=query.accept)
+    )
 
 
 @router.post("/classes/merge", response_model=schemas.ClassChanged, responses=_class_errors)
@@ -230,38 +220,20 @@ async def merge_classes(
     request: Request, body: schemas.MergeClassesBody, query: Annotated[ChangeQuery, Query()]
 ) -> Response:
     """Make the examples of classes those of another class."""
-
-    def merge(teacher: Teacher, who: str) -> schemas.ClassChanged:
-        known = _labels(teacher)
-        for label in (*body.labels, body.into):
-            if label not in known:
-                raise _no_class(label, known)
-        if body.into in body.labels:
-            raise errors.BadLabelError(
-                "a class cannot be merged into itself", got=repr(body.into), allowed="another class"
-            )
-        return _changed_class(teacher, who, {"merge": dict.fromkeys(body.labels, body.into)}, accept=query.accept)
-
-    return await _answer(request, merge)
+    return await _change_class(
+        request, lambda changes, *given: changes.merge(*given, body.labels, body.into, accept=query.accept)
+    )
 
 
 @router.post("/classes/delete", response_model=schemas.ClassChanged, responses=_class_errors)
 async def delete_class(
     request: Request, body: schemas.DeleteClassBody, query: Annotated[ChangeQuery, Query()]
 ) -> Response:
-    """Take a class out, as if it had never been learned."""
-
-    def delete(teacher: Teacher, who: str) -> schemas.ClassChanged:
-        known = _labels(teacher)
-        if body.label not in known:
-            raise _no_class(body.label, known)
-        ids = [each.id for each in teacher.store.examples(body.label)]
-        changed = _changed_class(teacher, who, {"forget": [body.label]}, accept=query.accept)
-        if body.examples == "delete" and ids:
-            teacher.store.delete(ids, who)
-        return changed
-
-    return await _answer(request, delete)
+    """Take a class out, as if it had never been learned. Its images are deleted only once the result is served."""
+    images = body.examples == "delete"
+    return await _change_class(
+        request, lambda changes, *given: changes.delete(*given, body.label, images=images, accept=query.accept)
+    )
 
 
 @router.get("/examples", response_model=schemas.ExampleList)
@@ -457,45 +429,17 @@ async def _file(request: Request, most: int) -> bytes:
         raise errors.DeadlineError("the deadline passed", got="part of a body", allowed=allowed) from None
 
 
-def _changed_class(teacher: Teacher, who: str, change: dict[str, Any], *, accept: bool) -> schemas.ClassChanged:
-    """Change a class: in the store at once if the model does not have it, else by a job."""
-    from serving.teaching.api.views import job_view
-    from serving.teaching.lesson_job import Wanted
+async def _change_class(request: Request, change: Callable[..., Any]) -> Response:
+    """Respond to a change of classes; `change` is called with the module, the teacher and the user."""
 
-    known = teacher.current().labels
-    in_model: dict[str, Any] = {}
-    items = 0
-    for label in change.get("forget", ()):
-        if label in known:
-            in_model["forget"] = [label]
-        else:
-            items += len(teacher.store.withdraw_class(label, who))
-    for verb in ("rename", "merge"):
-        for label, new in change.get(verb, {}).items():
-            if label in known and (verb == "rename" or new in known):
-                in_model.setdefault(verb, {})[label] = new
-            elif label in known:
-                # The other class has examples only: the model's class takes its name.
-                items += teacher.store.relabel(new, label, known, who)
-                in_model.setdefault("rename", {})[label] = new
-            else:
-                items += teacher.store.relabel(label, new, known, who)
-    if not in_model:
-        return schemas.ClassChanged(items=items, job=None)
-    wanted = Wanted.of({**in_model, "examples": False})
-    job = teacher.learn(who, wanted, accept=accept, force=accept)
-    return schemas.ClassChanged(items=items, job=job_view(job))
+    def work(teacher: Teacher, who: str) -> schemas.ClassChanged:
+        from serving.teaching import class_changes
+        from serving.teaching.api.views import job_view
 
+        items, job = change(class_changes, teacher, who)
+        return schemas.ClassChanged(items=items, job=None if job is None else job_view(job))
 
-def _labels(teacher: Teacher) -> set[str]:
-    """All classes: of the model, with examples, or begun."""
-    labelled = {str(each.label) for each in teacher.store.examples()}
-    return {*teacher.current().labels, *labelled, *teacher.store.drafts()}
-
-
-def _no_class(label: str, known: set[str]) -> errors.NoSuchItemError:
-    shown = ", ".join(sorted(known)[:20])
-    return errors.NoSuchItemError("no such class", got=repr(label), allowed=shown)
+    return await _answer(request, work)
 
 
 async def _answer(request: Request, work: Callable[[Teacher, str], ApiModel], status: int = 200) -> Response:

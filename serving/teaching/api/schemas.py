@@ -22,9 +22,9 @@ class ClassResult(ApiModel):
     removed: int = field("examples that it takes out", 0)
     images: int = field("images that the class rests on then", 12)
     of: int = field("its examples, each of which is left out in turn", 12)
-    right_before: int = field("of these, how many the served model answers right", 0)
-    right_after: int = field("how many are recognised while they are left out", 11)
-    known_after: int = field("how many are accepted as known", 12)
+    right_before: int = field("how many of these the served model recognises while they are left out", 0)
+    right_after: int = field("how many the candidate recognises while they are left out", 11)
+    known_after: int = field("how many the candidate accepts as known", 12)
     grade: Literal["good", "weak", "not working", "few examples"] = field("how far it can be relied on", "good")
     advice: str = field("what would help; empty if nothing has to", "")
 
@@ -54,8 +54,10 @@ class LearnResult(ApiModel):
     """What a candidate would change."""
 
     classes: tuple[ClassResult, ...]
-    accuracy_before: float | None = field("share of these examples that the served model answers right", 0.1)
-    accuracy_after: float | None = field("share that is recognised while it is left out", 0.95)
+    accuracy_before: float | None = field(
+        "share of these examples that the served model recognises, each left out in turn", 0.1
+    )
+    accuracy_after: float | None = field("share that the candidate recognises, each left out in turn", 0.95)
     deleted: tuple[str, ...] = field("classes that are taken out", [])
     renamed: dict[str, str] = field("classes with another name", {})
     merged: dict[str, str] = field("classes whose examples become those of another one", {})
@@ -196,9 +198,9 @@ class DeleteClassBody(ApiModel):
 
 
 class ClassChanged(ApiModel):
-    """What became of a change: examples that wait have changed at once; the model changes with the job."""
+    """What became of a change: if the model has the class, everything changes when the job's result is published."""
 
-    items: int = field("examples that were changed", 12)
+    items: int = field("examples that were changed at once", 12)
     job: TeachingJob | None = Field(description="the job that changes the model, if the model has the class")
 
 

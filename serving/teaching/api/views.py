@@ -140,16 +140,16 @@ def version_views(teacher: Teacher) -> schemas.VersionList:
     return schemas.VersionList(
         versions=tuple(
             schemas.VersionEntry(
-                version=manifest.version,
-                created=manifest.created,
-                current=name == current,
-                previous=name == previous,
-                classes=len(manifest.labels),
-                lessons=len(manifest.lessons),
-                who=made[name].who if name in made else None,
-                what=described(made[name]) if name in made else "published",
+                version=each.version,
+                created=each.created,
+                current=each.name == current,
+                previous=each.name == previous,
+                classes=each.classes,
+                lessons=each.lessons,
+                who=made[each.name].who if each.name in made else None,
+                what=described(made[each.name]) if each.name in made else "published",
             )
-            for name, manifest in teacher.versions()
+            for each in teacher.versions()
         )
     )
 

@@ -20,7 +20,7 @@ from serving.bundle.pixels import open_image, to_pixels
 from serving.bundle.pooled import PooledClassifier
 from serving.bundle.pooled.adapters import Adapter
 from serving.model import Model
-from serving.teaching.curriculum import Curriculum
+from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
@@ -138,6 +138,34 @@ def test_extends_a_known_class(bundle: Path, tmp_path: Path) -> None:
     assert (info.task, info.extends, info.images) == (None, ("dog",), {"dog": 20})
 
 
+def test_before_and_after_are_the_same_measure(bundle: Path) -> None:
+    """Examples are left out one by one, of what is served and of what was learned."""
+    model = BundleModel.load(bundle, provider="cpu", threads=1)
+
+    def examples(label: str, count: int, first: int) -> Examples:
+        vectors = encode(pictures(label, count, first=first))
+        return Examples.of({label: [(f"{label}{first + n:04}", row) for n, row in enumerate(vectors)]}, "ada", "now")
+
+    before = learn(Curriculum.of(model.bundle).taught(examples("elk", 12, 0)))
+    after = learn(before.learned_curriculum.taught(examples("elk", 10, 100)))
+    rules = before.rule(model.bundle.rule), after.rule(model.bundle.rule)
+    (found,) = try_out(before, after, rules, np.empty((0, after.curriculum.dim), np.float32)).classes
+    counts = []
+    for knowledge in (before, after):
+        right, column = 0, knowledge.labels.index("elk")
+        for lesson in after.curriculum.lessons:
+            for name, vector in zip(lesson.digests["elk"], lesson.vectors["elk"], strict=True):
+                rest = knowledge.statistics.copy()
+                if name in knowledge.curriculum.examples():
+                    rest.remove(vector[None], [column])
+                answer = PooledClassifier.fit(rest, knowledge.settings).logits(vector[None]).argmax()
+                right += int(answer == column)
+        counts.append(right)
+    assert (found.of, found.added, found.new) == (22, 10, False)
+    assert [found.right_before, found.right_after] == counts
+    assert counts[0] > 12
+
+
 def test_few_examples_do_not_make_everything_known(bundle: Path) -> None:
     model = taught(bundle, {"elk": pictures("elk", 4)})
     strangers = [model.predict(content).known for content in pictures("gnu", 20, first=500)]
@@ -225,7 +253,7 @@ def test_with_the_dependencies_of_serving_alone(bundle: Path, tmp_path: Path) ->
 import json, sys
 from serving.bundle.pooled import PooledClassifier
 from serving.model import Model
-from serving.teaching.curriculum import Curriculum
+from serving.teaching.curriculum import Curriculum, Examples
 model = Model.load({str(bundle)!r}, threads=1)
 model.teach({{"elk": [f"{tmp_path}/elk{{n}}.png" for n in range(8)]}})
 label = model.predict("{tmp_path}/elk3.png").label

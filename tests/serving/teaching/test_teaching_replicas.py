@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from serving import errors
-from serving.bundle.manifest import load_bundle
-from serving.bundle.shelf import Shelf
+from serving.client import Client
 from serving.quarantine.store import Store
 from serving.settings import Settings
-from serving.swap.agreement import BundleLocation, SwapState
-from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.swap.leader import SwapLeader
 from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import PublishedVersion, Teacher
 from tests.helpers_quarantine import Postgres, arrival
-from tests.helpers_teaching import pictures, write_bundle
+from tests.helpers_serving import eventually, serving
+from tests.helpers_teacher import OneWorker, finished, make_shelf
+from tests.helpers_teaching import picture, pictures
 
 pytestmark = pytest.mark.long
 
-
-class OneWorker:
-    """The swaps of a server whose only worker accepts everything: the shelf is what counts here."""
-
-    def __init__(self, folder: Path) -> None:
-        self._shelf = Shelf(folder)
-
-    def publish(self, name: str, instead_of: str) -> Future[SwapOutcome]:
-        self._shelf.point_at(name, instead_of)
-        done: Future[SwapOutcome] = Future()
-        place = BundleLocation(path=self._shelf.folder / name, version=name)
-        done.set_result(SwapOutcome(changed=True, state=SwapState(serving=place), workers=[]))
-        return done
+TOKEN = "a-token-of-enough-length"
 
 
 @pytest.fixture
 def replicas(
     running_postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Teacher, Teacher]]:
-    bundle = write_bundle(tmp_path / "bundle")
-    version = load_bundle(bundle).manifest.version
-    shutil.copytree(bundle, tmp_path / "shelf" / version)
-    Shelf(tmp_path / "shelf").point_at(version)
+    make_shelf(tmp_path)
     monkeypatch.setenv("OPENWORLD_BUNDLES", str(tmp_path / "shelf"))
     monkeypatch.setenv("OPENWORLD_ADMIN_TOKEN", "a-token-of-enough-length")
     monkeypatch.setenv("OPENWORLD_QUARANTINE_URL", running_postgres.new_database())
@@ -68,14 +51,6 @@ def replicas(
 def label(teacher: Teacher, name: str, who: str) -> None:
     added = teacher.store.add([arrival(content=content) for content in pictures(name, 8)])
     teacher.store.teach(added.ids, name, teacher.current().labels, who)
-
-
-def finished(teacher: Teacher, job: JobRecord) -> JobRecord:
-    until = time.monotonic() + 120
-    while (found := teacher.jobs.get(job.id)).state == "running":
-        assert time.monotonic() < until, found
-        time.sleep(0.05)
-    return found
 
 
 def both(one: Any, other: Any) -> list[Any]:
@@ -114,3 +89,40 @@ def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
         assert "ant" not in each.current().labels
     noted = Counter(change.what for change in ada.store.changes(100))
     assert (noted["forget"], noted["publish"], noted["accept"], noted["learn"]) == (1, 1, 1, 2)
+
+
+def test_two_real_replicas_on_one_store_and_shelf(tmp_path: Path) -> None:
+    """What one server is taught, the other one serves; what either acknowledges, both have."""
+    make_shelf(tmp_path)
+    settings = {
+        "OPENWORLD_BUNDLES": str(tmp_path / "shelf"),
+        "OPENWORLD_ADMIN_TOKEN": TOKEN,
+        "OPENWORLD_QUARANTINE_URL": f"sqlite:///{tmp_path}/quarantine.db",
+        "OPENWORLD_WORKERS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with (
+        serving(tmp_path / "one", None, settings=settings) as one,
+        serving(tmp_path / "two", None, settings=settings) as two,
+        Client(one.url, timeout=60) as ada_client,
+        Client(two.url, timeout=60) as bob_client,
+    ):
+        ada, bob = ada_client.teaching(TOKEN, "ada"), bob_client.teaching(TOKEN, "bob")
+        for number in range(8):
+            ada.add("elk", picture("elk", number))
+            bob.add("fox", picture("fox", number))
+        assert ada.status().classes == bob.status().classes == {"elk": 8, "fox": 8}
+        job = ada.wait(ada.learn())
+        # The other replica shows the same job, and can accept it.
+        assert bob.job(job.id) == job
+        version = bob.accept(job.id).version
+        eventually(lambda: ada_client.predict(picture("elk", 100)).model.version == version)
+        assert {"elk", "fox"} <= {entry.label for entry in ada.classes().classes if entry.in_model}
+        deleted = ada.delete("fox")
+        assert deleted.job is not None
+        gone = ada.wait(deleted.job)
+        assert gone.state == "accepted"
+        eventually(lambda: bob_client.predict(picture("elk", 101)).model.version == gone.candidate)
+        assert bob.status().unknown == ada.status().unknown
+        assert bob.roll_back(version).version == version
+        eventually(lambda: ada_client.predict(picture("fox", 101)).model.version == version)

@@ -34,6 +34,10 @@ export function chosen(files) {
 
 export const isImage = ({ file }) => file.type.startsWith("image/") || IMAGE.test(file.name);
 
+// The class of a folder. An export writes what a path cannot contain as URLs do: "a%2Fb" for "a/b".
+const ESCAPED = /%(2F|5C|3A|2A|3F|22|3C|3E|7C|25|2E|20|5F)/gi;
+const labelOf = (folder) => folder.replace(ESCAPED, (_, code) => String.fromCharCode(parseInt(code, 16)));
+
 // Classes with their files: by folder if there are several folders, else all of the typed class or of the one folder.
 // `unnamed` files have neither.
 export function byClass(found, typed) {
@@ -41,7 +45,8 @@ export function byClass(found, typed) {
   const classes = new Map();
   const unnamed = [];
   for (const { file, folder } of found) {
-    const label = folders.size > 1 ? (folder ?? typed) : typed || folder;
+    const named = folder === null ? null : labelOf(folder);
+    const label = folders.size > 1 ? (named ?? typed) : typed || named;
     if (!label) unnamed.push(file);
     else classes.set(label, [...(classes.get(label) ?? []), file]);
   }

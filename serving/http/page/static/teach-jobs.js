@@ -12,7 +12,8 @@ const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mil
 // Calls `show` with every state while the job runs; resolves to the finished job. A lost connection is tried again. A job
 // that publishes its result by itself is done for a moment before it is accepted.
 export async function follow(job, show) {
-  const publishing = (found) => found.accepts && found.state === "done" && waits < MOST_WAITS;
+  const objected = (found) => found.learned && !found.learned.gate;
+  const publishing = (found) => found.accepts && found.state === "done" && !objected(found) && waits < MOST_WAITS;
   let now = job;
   let failures = 0;
   let waits = 0;

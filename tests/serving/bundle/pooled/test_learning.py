@@ -210,3 +210,22 @@ def test_few_images_and_single_classes_are_learned(classes: int, images: int) ->
     verdicts = judge(model.outputs(make_task(range(classes + 1), 4, 3)[0]), rule)
     assert np.isfinite(verdicts.probability).all()
     assert np.isfinite(verdicts.unknown_score).all()
+
+
+def test_each_image_without_itself() -> None:
+    """Leaving every image out by itself, in one go, is what leaving out each one is; a class of one has no output."""
+    statistics, task = learn(THREE, Projection(DIM, 16))[-1].statistics, THREE[2]
+    single = np.random.default_rng(9).standard_normal((1, task[0].shape[1]))
+    alone = int(statistics.class_ids.max()) + 1
+    statistics.add(single, [alone])
+    encoded, ids = np.concatenate([task[0], single]), np.concatenate([task[1], [alone]])
+    images = LeftOut(statistics, encoded.astype(np.float64), ids, np.arange(len(ids)))
+    discriminant = LeftOutDiscriminant(images, 0.35, alone=True)
+    ridge = LeftOutRidge(images, 0.03, expanded=True)
+    lda, linear = discriminant.each_without_itself(), ridge.each_without_itself()
+    for row in range(len(ids)):
+        one = discriminant.without(np.array([row]))
+        np.testing.assert_allclose(lda[row, one.kept], one.outputs[0], atol=1e-9)
+        assert np.isneginf(lda[row, ~one.kept]).all()
+        np.testing.assert_allclose(linear[row], ridge.without(np.array([row]))[0], atol=1e-9)
+    assert np.isneginf(lda[-1]).sum() == 1
