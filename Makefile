@@ -20,7 +20,7 @@ SHOWN = | { grep -E --line-buffered '^ *(Downloading|Building|Installing|ERROR|e
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
-.PHONY: help demo demo-loop demo-teach test test-long test-failed check bench soak fuzz audit sbom release clean
+.PHONY: help demo demo-loop demo-teach test test-long test-failed check bench compare soak fuzz audit sbom release clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -59,6 +59,9 @@ check: $(VENV)/dev ## Lint, formatting and types
 bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
 
+compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets MNIST, UNKNOWN= is a folder of other images)
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATA),--data $(DATA)) --unknown $(UNKNOWN)
+
 soak: $(VENV)/dev ## Kill, restart and fill up everything for a long time; prints counts
 	$(PY) -m pytest tests/soak --soak --ignore tests/soak/test_structures.py --ignore tests/soak/test_requests.py
 
@@ -75,7 +78,7 @@ release: $(VENV)/dev ## Build wheel, source, bento and checksums into dist/ (DRY
 	$(PY) .ci/release.py --out dist $(if $(DRY),--dry-run)
 
 clean: ## Remove environments, runs and caches
-	rm -rf $(VENV) .venv-serving .venv-bench .venv-audit runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .venv-serving .venv-bench .venv-compare .venv-audit runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.11" % v)'
@@ -96,6 +99,14 @@ $(VENV)/dev: $(VENV)/train
 $(VENV)/bench: $(VENV)/dev
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python $(INSTALL) -e '.[bench]' $(SHOWN)
+	@touch $@
+
+# An environment over ours, so that PyTorch is there once. Avalanche's wheel brings a package `tests`, which would hide ours.
+$(VENV)/compare: $(VENV)/train
+	$(PYTHON) -m venv .venv-compare
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$(echo .venv-compare/lib/python*/site-packages)/ours.pth
+	.venv-compare/bin/python $(INSTALL) avalanche-lib==0.6.0 $(SHOWN)
+	rm -rf .venv-compare/lib/python*/site-packages/tests
 	@touch $@
 
 # Not constrained: these tools check the constraints and are no part of what is shipped.

@@ -255,7 +255,9 @@ def over_time(axes: Axes, accuracies: Sequence[Mapping[str, float | None]]) -> N
         values = [each[f"{name}_accuracy"] for each in accuracies]
         shown = [np.nan if value is None else 100 * value for value in values]
         axes.plot(range(len(shown)), shown, style, color=colour, markersize=5, label=name.upper())
+    # No accuracy is above 100 %, and a range of at least ten points keeps small losses small.
     axes.set(xlabel="after task", ylabel="accuracy, %", title="After each task")
+    axes.set_ylim(bottom=min(90.0, axes.get_ylim()[0]), top=100.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True)
     axes.legend()

@@ -1,0 +1,126 @@
+"""What a server reports arrives at real collectors: metrics at Prometheus, traces at an OpenTelemetry collector.
+
+Both are skipped where the collector is not installed: `apt-get install prometheus`, and
+`pip install rotel 'bentoml[tracing-otlp]'`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers_serving import COLOURS, GREY, ROOT, eventually, free_port, http_get, http_post, image_bytes, serving
+
+pytestmark = pytest.mark.long
+
+DOCS = ROOT / "docs"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+NOT_EXPECTED = {"Last change began", "Swaps by outcome", "Lost, failed and evicted"}
+"""Panels that stay empty as long as nothing of the kind happens."""
+
+
+@contextlib.contextmanager
+def running(command: list[str | Path], log: Path) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
+def test_prometheus_accepts_the_rules_and_the_configuration_of_the_compose_file() -> None:
+    for words in (
+        ["rules", DOCS / "prometheus-rules.yaml"],
+        ["config", "--syntax-only", DOCS / "compose/prometheus.yaml"],
+    ):
+        done = subprocess.run(["promtool", "check", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus")
+def test_every_panel_of_the_dashboard_has_data_in_a_real_prometheus(bundle: Path, tmp_path: Path) -> None:
+    settings = {"OPENWORLD_QUARANTINE_URL": f"sqlite:///{tmp_path}/quarantine.db"}
+    with serving(tmp_path / "home", bundle, settings=settings) as server:
+        configuration = yaml.safe_load((DOCS / "compose/prometheus.yaml").read_text())
+        configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        configuration["rule_files"] = [str(DOCS / "prometheus-rules.yaml")]
+        configuration["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{server.port}"]
+        (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
+        url = f"127.0.0.1:{free_port()}"
+        command: list[str | Path] = ["prometheus", "--config.file=prometheus.yaml", f"--web.listen-address={url}"]
+
+        def answers_of(expression: str) -> list[Any]:
+            for sent in (*COLOURS.values(), GREY):
+                http_post(f"{server.url}/predict", content=image_bytes(sent))
+            http_post(f"{server.url}/predict", content=b"junk")
+            found = http_get(f"http://{url}/api/v1/query", params={"query": expression}).json()
+            assert found["status"] == "success", (expression, found)
+            return list(found["data"]["result"])
+
+        with running(command, tmp_path / "prometheus.log"):
+            eventually(lambda: http_get(f"http://{url}/-/ready").status_code == 200)
+            for title, expression in panels():
+                if title in NOT_EXPECTED:
+                    answers_of(expression)
+                else:
+                    assert eventually(lambda asked=expression: answers_of(asked)), title  # type: ignore[misc]
+            groups = http_get(f"http://{url}/api/v1/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(yaml.safe_load((DOCS / "prometheus-rules.yaml").read_text())["groups"][0]["rules"])
+    assert {rule["health"] for rule in rules} == {"ok"}
+
+
+def panels() -> Iterator[tuple[str, str]]:
+    """Title and expression, with the variables of the dashboard at their defaults."""
+    for panel in json.loads((DOCS / "grafana-dashboard.json").read_text())["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], re.sub(r"\$__rate_interval", "1m", re.sub(r"\$(namespace|pod)", ".*", target["expr"]))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rotel") is None, reason="no rotel")
+def test_traces_arrive_at_an_opentelemetry_collector(bundle: Path, tmp_path: Path) -> None:
+    """With the configuration that the guide shows."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    (guide,) = re.findall(r"```yaml\n(services:.*?)```", (DOCS / "howto/deploy.md").read_text(), re.DOTALL)
+    grpc, http = free_port(), free_port()
+    configuration = tmp_path / "bentoml.yaml"
+    shown = guide.replace("collector:4318", f"127.0.0.1:{http}").replace("sample_rate: 0.1", "sample_rate: 1.0")
+    configuration.write_text(shown)
+    assert shown != guide
+    found = importlib.util.find_spec("rotel")
+    assert found is not None
+    assert found.origin is not None
+    agent = Path(found.origin).with_name("rotel-agent")
+    command = [agent, "start", "--exporter", "blackhole", "--debug-log", "traces", "--debug-log-verbosity", "detailed"]
+    command += ["--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--otlp-http-endpoint", f"127.0.0.1:{http}"]
+    received = tmp_path / "collector.log"
+    settings = {"OPENWORLD_TRACING": "on", "BENTOML_CONFIG": str(configuration)}
+    with running(command, received), serving(tmp_path / "home", bundle, settings=settings) as server:
+        headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+        answer = http_post(f"{server.url}/predict", content=image_bytes(GREY), headers=headers)
+        assert answer.headers["x-trace-id"] == TRACE
+        spans = eventually(lambda: spans_of(TRACE, received.read_text()))
+    (request,) = [span for span in spans if "SPAN_KIND_SERVER" in span]
+    assert re.search(r"Name +: POST /predict\n", request)
+    assert re.search(r"Parent ID +: b7ad6b7169203331\n", request), "it continues the trace of the caller"
+    assert re.search(r"http.status_code: Int\(200\)", request)
+
+
+def spans_of(trace: str, log: str) -> list[str]:
+    """The spans of a trace, once the one of the request itself is among them."""
+    found = [span for span in re.split(r"Span #\d+", log) if re.search(rf"Trace ID +: {trace}", span)]
+    return found if any("SPAN_KIND_SERVER" in span for span in found) else []
