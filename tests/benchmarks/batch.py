@@ -301,6 +301,7 @@ def main() -> int:
         if chosen.kills:
             out = folder / "answers.parquet"
             rows.append(undisturbed(setup, out))
+            rows.append(Row("bytes per answer in the file", f"{out.stat().st_size / chosen.images:.0f}"))
             rows.append(kills_row(setup, out, folder, chosen.kills))
     print(f"\n{chosen.images:,} images, {model.precision}, {time.perf_counter() - started:.0f} s in all")
     for row in rows:
