@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +20,24 @@ from serving.bundle.atomic import locked, replace_file, replacing
 FORMAT = 1
 """The version of plan, list and chunks."""
 PLAN, ITEMS, COMPLETE = "plan.json", "images.jsonl", "complete.json"
-CHUNK = 512
-"""Images that are answered, stored and possibly lost together."""
+CHUNK = 128
+"""Images that are answered, stored and possibly lost together. At the end, a process waits for the others at most as
+long as one chunk takes."""
+MOST_VALUES, MOST_IMAGES = 2_500_000, 64
+"""Numbers and images that one run of the graph gets: 16 photos of 224x224 pixels, or 64 small images."""
 
 
 SourceKind = Literal["files", "rows"]
 """Image files, or rows of Parquet files."""
+
+
+def batch_size(shape: Sequence[int]) -> int:
+    """Images of this shape in one run of the graph.
+
+    It is not measured, as a server does: on a busy machine two runs would choose differently, and numbers that are
+    computed in other batches differ in their last bits.
+    """
+    return max(1, min(MOST_IMAGES, MOST_VALUES // math.prod(shape)))
 
 
 class BatchOptions(BaseModel):

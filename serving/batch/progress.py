@@ -23,19 +23,18 @@ class BatchProgress:
         self._shown = self._started if not self._terminal else 0.0
         self._marks = [(self._started, done)]
         self._before = done
-        self._last = self._started
         self.done = done
         self.errors = 0
 
     def start(self) -> None:
         """The first image is answered from now on."""
-        self._started = self._last = time.monotonic()
+        self._started = time.monotonic()
         self._marks = [(self._started, self.done)]
 
     def add(self, images: int, errors: int) -> None:
         self.done += images
         self.errors += errors
-        now = self._last = time.monotonic()
+        now = time.monotonic()
         if now - self._shown >= (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
             self._shown = now
             self._marks = [mark for mark in self._marks if now - mark[0] <= RECENT][-600:] or self._marks[-1:]
@@ -43,8 +42,8 @@ class BatchProgress:
             self._marks.append((now, self.done))
 
     def finish(self) -> str:
-        """What was done, in one line."""
-        seconds = self._last - self._started
+        """What was done until now, in one line."""
+        seconds = time.monotonic() - self._started
         if self._terminal:
             self._output.write("\r\x1b[K")
         answered = self.done - self._before

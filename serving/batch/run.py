@@ -12,7 +12,7 @@ import pyarrow as pa
 from serving.batch import cluster, sources, workers
 from serving.batch.errors import BatchError
 from serving.batch.output import check_format, join
-from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, WorkFolder
+from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, WorkFolder, batch_size
 from serving.batch.progress import BatchProgress
 from serving.batch.sources import absolute, check_columns, chunk_count, chunks, find
 from serving.bundle.model import BundleModel
@@ -20,7 +20,6 @@ from serving.bundle.providers import CUDA
 from serving.bundle.terminal import escaped
 from serving.host.cpus import available_cpus
 from serving.inference.answers import PredictionOptions
-from serving.inference.loaded import LoadedModel
 from serving.settings import Settings
 
 
@@ -57,7 +56,7 @@ def run_batch(request: BatchRequest, settings: Settings) -> int:
         elif work.complete:
             _say(f"{request.out} is complete already")
             return 0
-        plan = _plan(request, settings, work)
+        plan = make_batch_plan(request, settings, work)
         done, answered, errors = _answered(work, plan)
         if done:
             _say(f"continues: {answered:,} of {plan.images:,} images are answered already")
@@ -70,7 +69,7 @@ def run_batch(request: BatchRequest, settings: Settings) -> int:
         return progress.errors
 
 
-def _plan(request: BatchRequest, settings: Settings, work: WorkFolder) -> BatchPlan:
+def make_batch_plan(request: BatchRequest, settings: Settings, work: WorkFolder) -> BatchPlan:
     """The plan of the run that is continued, or a new one."""
     before = work.plan() if work.begun else None
     model = BundleModel.load(
@@ -108,7 +107,7 @@ def _plan(request: BatchRequest, settings: Settings, work: WorkFolder) -> BatchP
         bundle=absolute(str(request.bundle)),
         provider="cuda" if model.provider == CUDA else "cpu",
         precision=model.precision,
-        batch=LoadedModel.prepare(model, settings.batch).max_batch,
+        batch=settings.batch or batch_size(model.manifest.image.shape),
         chunk=request.chunk,
         images=images,
     )

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,8 +18,6 @@ from serving.batch.errors import BatchError
 from serving.batch.plan import BatchPlan, WorkFolder
 from serving.batch.sources import Chunk
 
-AHEAD = 2
-"""Chunks that a process has been given: one in work, and one so that it need not wait."""
 ATTEMPTS = 2
 """A chunk whose process dies is tried again. The second time it ends the run, which can be continued."""
 
@@ -51,15 +49,14 @@ def answer_chunks(
         for _ in range(workers):
             start()
         while pool:
-            for worker in list(pool):
-                while worker.ready and len(worker.given) < AHEAD:
-                    chunk = again.popleft() if again else next(waiting, None)
-                    if chunk is None:
-                        break
-                    worker.give(chunk)
-                if worker.ready and not worker.given:
+            # One at a time: a second chunk that waits for a busy process would keep another one idle at the end.
+            for worker in [each for each in pool if each.ready and each.chunk is None]:
+                chunk = again.popleft() if again else next(waiting, None)
+                if chunk is None:
                     worker.connection.close()
                     pool.remove(worker)
+                else:
+                    worker.give(chunk)
             # Without any connection it would wait for ever.
             for connection in wait([worker.connection for worker in pool]) if pool else ():
                 worker = next(each for each in pool if each.connection is connection)
@@ -67,14 +64,12 @@ def answer_chunks(
                     outcome = worker.connection.recv()
                 except (EOFError, ConnectionResetError):
                     pool.remove(worker)
-                    again.extend(_lost(worker, attempts))
+                    again.append(_lost(worker, attempts))
                     start()
                     continue
                 if isinstance(outcome, str):
                     raise BatchError(outcome)
-                if worker.ready:
-                    worker.given.popleft()
-                worker.ready = True
+                worker.ready, worker.chunk = True, None
                 yield outcome
     finally:
         for worker in pool:
@@ -87,29 +82,29 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     ready: bool = False
-    given: deque[Chunk] = field(default_factory=deque)
+    chunk: Chunk | None = None
+    """In work."""
 
     def give(self, chunk: Chunk) -> None:
-        self.given.append(chunk)
+        self.chunk = chunk
         # A process that has just died is noticed when its outcome is awaited.
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(chunk)
 
 
-def _lost(worker: _Worker, attempts: dict[int, int]) -> list[Chunk]:
-    """The chunks of a process that died; a BatchError if one of them was in work in too many of those."""
+def _lost(worker: _Worker, attempts: dict[int, int]) -> Chunk:
+    """The chunk of a process that died; a BatchError if too many processes died while it was in work."""
     worker.process.join()
-    code = worker.process.exitcode
-    if not worker.given:
+    code, chunk = worker.process.exitcode, worker.chunk
+    if chunk is None:
         raise BatchError(f"a process that answers images ended with code {code} before its first image")
-    first = worker.given[0]
-    attempts[first.number] = attempts.get(first.number, 0) + 1
-    if attempts[first.number] >= ATTEMPTS:
+    attempts[chunk.number] = attempts.get(chunk.number, 0) + 1
+    if attempts[chunk.number] >= ATTEMPTS:
         raise BatchError(
-            f"a process that answers images ended with code {code}, {ATTEMPTS} times on images {first.first} to "
-            f"{first.first + first.rows - 1}; the same command continues the run"
+            f"a process that answers images ended with code {code}, {ATTEMPTS} times on images {chunk.first} to "
+            f"{chunk.first + chunk.rows - 1}; the same command continues the run"
         )
-    return list(worker.given)
+    return chunk
 
 
 def _serve(connection: Connection, plan: BatchPlan, out: Path, threads: int) -> None:

@@ -1,8 +1,13 @@
-"""Throughput, memory and resumption of `openworld predict --out`: `python -m tests.benchmarks.batch BUNDLE`.
+"""Rate, memory and resumption of `openworld predict --out`: `python -m tests.benchmarks.batch BUNDLE`.
 
-Draws the images itself, answers them once without a disturbance and once while the command is killed again and again,
-and compares both files byte by byte. The bare graph reads, decodes and runs the same files with as many processes, and
-does nothing else.
+Draws the images itself and checks three promises:
+
+- the command answers at least 0.9 times as many images per second as the bare graph, which reads, decodes and runs the
+  same files with as many processes and does nothing else, in batches of the size that is fastest for it;
+- its memory does not grow;
+- a command that is killed again and again writes the same file, byte for byte, as one that is left alone.
+
+Prints a table, and exits with 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -25,27 +30,45 @@ import psutil
 from PIL import Image, ImageDraw
 
 from serving.batch.answering import Answerer
-from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, WorkFolder
+from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, WorkFolder, batch_size
 from serving.batch.sources import SUFFIXES, Chunk
 from serving.bundle.decision import OUTPUT_NAMES
 from serving.bundle.manifest import INPUT_NAME
 from serving.bundle.model import ENCODED, BundleModel
 from serving.bundle.pixels import open_image, to_pixels
-from serving.inference.loaded import LoadedModel
 from tests.helpers_serving import ROOT
 
 SAMPLE_SECONDS = 0.2
 LEAST_RATIO = 0.9
 """Of the rate of the bare graph."""
+MOST_GROWTH = 1.05
+"""Median memory of the last third of the work, as a share of that of the first third."""
+BATCHES = (1, 8, 16, 32, 64, 128)
+"""Sizes that are tried for the bare graph."""
 
 
 class Setup(NamedTuple):
     """How both the command and the bare graph run."""
 
     bundle: Path
+    images: Path
     workers: int
     precision: str
-    batch: int
+
+    def files(self) -> list[str]:
+        return sorted(str(path) for path in self.images.rglob("*") if path.suffix in SUFFIXES)
+
+    def model(self) -> BundleModel:
+        return BundleModel.load(self.bundle, provider="cpu", precision=self.precision, threads=1)
+
+
+class Row(NamedTuple):
+    """One line of the table; `kept` is None where nothing is promised."""
+
+    what: str
+    measured: str
+    promised: str = ""
+    kept: bool | None = None
 
 
 def draw(folder: Path, count: int, side: int, mode: str) -> None:
@@ -63,16 +86,8 @@ def draw(folder: Path, count: int, side: int, mode: str) -> None:
             path.write_bytes(path.read_bytes()[:60])
 
 
-def bare(bundle: str, precision: str, batch: int, files: list[str], ready: Any, seconds: Any) -> None:
-    """Read, decode and run; nothing else."""
-    model = BundleModel.load(bundle, provider="cpu", precision=precision, threads=1)
-    ready.wait()
-    started = time.perf_counter()
-    run_bare(model, files, batch)
-    seconds.put(time.perf_counter() - started)
-
-
 def run_bare(model: BundleModel, files: list[str], batch: int) -> None:
+    """Read, decode and run; nothing else."""
     names = list(OUTPUT_NAMES) if model.pooled is None else [ENCODED]
     spec, held = model.manifest.image, []
     for file in files:
@@ -87,13 +102,21 @@ def run_bare(model: BundleModel, files: list[str], batch: int) -> None:
         model.session.run(names, {INPUT_NAME: np.stack(held)})
 
 
-def bare_rate(bundle: Path, files: list[str], workers: int, precision: str, batch: int) -> float:
-    """Images per second with one process per processor, until the last of them is done."""
+def _bare_process(setup: Setup, files: list[str], batch: int, ready: Any, seconds: Any) -> None:
+    model = setup.model()
+    ready.wait()
+    started = time.perf_counter()
+    run_bare(model, files, batch)
+    seconds.put(time.perf_counter() - started)
+
+
+def bare_rate(setup: Setup, files: list[str], batch: int) -> float:
+    """Images per second from the moment when all processes are ready until the last of them is done."""
     context = multiprocessing.get_context("spawn")
-    ready, seconds = context.Barrier(workers), context.Queue()
-    shares = [files[place::workers] for place in range(workers)]
+    ready, seconds = context.Barrier(setup.workers), context.Queue()
     pool = [
-        context.Process(target=bare, args=(str(bundle), precision, batch, share, ready, seconds)) for share in shares
+        context.Process(target=_bare_process, args=(setup, files[place :: setup.workers], batch, ready, seconds))
+        for place in range(setup.workers)
     ]
     for process in pool:
         process.start()
@@ -103,23 +126,122 @@ def bare_rate(bundle: Path, files: list[str], workers: int, precision: str, batc
     return len(files) / taken
 
 
-def command(bundle: Path, images: Path, out: Path, workers: int, precision: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "serving.predict", bundle, images, "--out", out, "--workers", workers]
-    environment = {**os.environ, "OPENWORLD_PROVIDER": "cpu", "OPENWORLD_PRECISION": precision}
-    return subprocess.Popen(list(map(str, words)), cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+def command(setup: Setup, out: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "serving.predict", setup.bundle, setup.images, "--out", out]
+    environment = {**os.environ, "OPENWORLD_PROVIDER": "cpu", "OPENWORLD_PRECISION": setup.precision}
+    return subprocess.Popen(
+        [*map(str, words), "--workers", str(setup.workers)],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def watched(process: subprocess.Popen[str]) -> list[float]:
-    """Megabytes of the command and its processes over time, until it ends."""
+def command_rate(setup: Setup, out: Path) -> float:
+    """Images per second as the command prints it: from the first process that is ready to the complete file."""
+    printed = command(setup, out).communicate()[1]
+    return float(re.findall(r"([\d,]+) per second", printed)[-1].replace(",", ""))
+
+
+def rates(setup: Setup, rounds: int, batch: int, folder: Path) -> Row:
+    """Both rates on the same files, in turn so that both see the same machine. Starting processes is in neither."""
+    files, ratios = setup.files(), []
+    for number in range(rounds):
+        out = folder / f"rate{number}.parquet"
+        # Each is first in every second round.
+        if number % 2:
+            ours = command_rate(setup, out)
+            bare = bare_rate(setup, files, batch)
+        else:
+            bare = bare_rate(setup, files, batch)
+            ours = command_rate(setup, out)
+        ratios.append(ours / bare)
+        print(f"round {number}: bare graph {bare:,.0f}, command {ours:,.0f} images per second", flush=True)
+    middle = float(np.median(ratios))
+    measured = f"median {middle:.3f} of {rounds} rounds ({min(ratios):.3f} to {max(ratios):.3f})"
+    title = f"rate / bare graph, {setup.workers} processes"
+    return Row(title, measured, f"at least {LEAST_RATIO}", middle >= LEAST_RATIO)
+
+
+def chunk_of_work(setup: Setup, folder: Path) -> tuple[Answerer, WorkFolder, Chunk]:
+    """What one process of the command does with the first chunk."""
+    files = setup.files()[:CHUNK]
+    manifest = setup.model().manifest
+    options = BatchOptions(
+        source=str(setup.images),
+        version=manifest.version,
+        column="image",
+        keep=(),
+        task=None,
+        alpha=0.05,
+        top=0,
+    )
+    plan = BatchPlan(
+        options=options,
+        kind="files",
+        bundle=str(setup.bundle),
+        provider="cpu",
+        precision=setup.precision,
+        batch=batch_size(manifest.image.shape),
+        chunk=CHUNK,
+        images=len(files),
+    )
+    work = WorkFolder(folder / "processor.parquet")
+    work.path.mkdir()
+    return Answerer(plan), work, Chunk(0, 0, len(files), tuple(os.path.relpath(file, setup.images) for file in files))
+
+
+def processor_times(setup: Setup, rounds: int, folder: Path) -> tuple[int, list[Row]]:
+    """The fastest batch size of the bare graph, and processor times per image in one process, in turn: what can be
+    measured on a machine that is busy with other work."""
+    answerer, work, chunk = chunk_of_work(setup, folder)
+    files, model = setup.files()[:CHUNK], setup.model()
+    works = {size: lambda size=size: run_bare(model, files, size) for size in BATCHES}
+    works[0] = lambda: work.store(0, answerer.answer(chunk))
+    taken: dict[int, list[float]] = {size: [] for size in works}
+    # The first round warms up.
+    for number in range(rounds + 1):
+        for size, run in works.items():
+            started = time.process_time()
+            run()
+            if number:
+                taken[size].append(1000 * (time.process_time() - started) / len(files))
+    batch = min(BATCHES, key=lambda size: float(np.median(taken[size])))
+    ratio = float(np.median(np.array(taken[batch]) / np.array(taken[0])))
+    each = ", ".join(f"{size}: {np.median(taken[size]):.2f}" for size in BATCHES)
+    ours = batch_size(model.manifest.image.shape)
+    return batch, [
+        Row("processor ms per image, bare graph, by batch", each),
+        Row(f"processor ms per image, command, batches of {ours}", f"{np.median(taken[0]):.2f}"),
+        Row(f"processor time, bare graph (batches of {batch}) / command", f"{ratio:.3f}"),
+    ]
+
+
+def watched(process: subprocess.Popen[str], out: Path, total: int) -> list[float]:
+    """Megabytes of the command and its processes over time, from a tenth of the chunks until the last one."""
     memory, main = [], psutil.Process(process.pid)
     while process.poll() is None:
+        time.sleep(SAMPLE_SECONDS)
+        if not total // 10 <= chunks_in(out) < total:
+            continue
         try:
             everyone = [main, *main.children(recursive=True)]
             memory.append(sum(one.memory_full_info().uss for one in everyone) / 1e6)
         except psutil.NoSuchProcess:
             pass
-        time.sleep(SAMPLE_SECONDS)
     return memory
+
+
+def undisturbed(setup: Setup, out: Path) -> Row:
+    """Answer all images once, and follow the memory of the command and its processes."""
+    memory = watched(command(setup, out), out, -(-len(setup.files()) // CHUNK))
+    third = max(1, len(memory) // 3)
+    first, last = float(np.median(memory[:third])), float(np.median(memory[-third:]))
+    tenths = ", ".join(f"{memory[len(memory) * tenth // 10]:.0f}" for tenth in range(10))
+    measured = f"{first:.0f} MB, then {last:.0f} MB, at most {max(memory):.0f}; by tenths of the time {tenths}"
+    promised = f"last third at most {MOST_GROWTH} x first"
+    return Row("memory of all processes, first and last third", measured, promised, last <= MOST_GROWTH * first)
 
 
 def chunks_in(out: Path) -> int:
@@ -127,12 +249,12 @@ def chunks_in(out: Path) -> int:
     return len(list(folder.glob("*.arrow"))) if folder.exists() else 0
 
 
-def killed(bundle: Path, images: Path, out: Path, workers: int, precision: str, kills: int, total: int) -> int:
+def killed(setup: Setup, out: Path, kills: int, total: int) -> int:
     """Kill the command at random moments of its work, then let it finish; returns how often it was killed."""
     done = 0
     choose = random.Random(0)
     while True:
-        process = command(bundle, images, out, workers, precision)
+        process = command(setup, out)
         begun = chunks_in(out)
         left = total - begun
         wanted = begun + 1 + choose.randrange(max(1, left // (kills - done + 1))) if done < kills else sys.maxsize
@@ -150,109 +272,42 @@ def killed(bundle: Path, images: Path, out: Path, workers: int, precision: str, 
         assert not alive, "processes of a killed command must end by themselves"
 
 
-def rates(setup: Setup, images: Path, rounds: int) -> list[float]:
-    """The rate of the command as a share of the bare graph's, on the same files, in turn so that both see the same
-    machine. Starting the processes is in neither."""
-    files = sorted(str(path) for path in images.rglob("*") if path.suffix in SUFFIXES)
-    out, ratios = images.with_name("rate.parquet"), []
-    for number in range(rounds):
-        fastest = bare_rate(setup.bundle, files, setup.workers, setup.precision, setup.batch)
-        out.unlink(missing_ok=True)
-        process = command(setup.bundle, images, out, setup.workers, setup.precision)
-        printed = process.communicate()[1]
-        rate = float(re.findall(r"([\d,]+) per second", printed)[-1].replace(",", ""))
-        ratios.append(rate / fastest)
-        print(
-            f"round {number}: bare graph {fastest:,.0f} images per second, command {rate:,.0f}, ratio {ratios[-1]:.3f}",
-            flush=True,
-        )
-    return ratios
-
-
-def processor_ratios(setup: Setup, images: Path, rounds: int) -> list[float]:
-    """The same by processor time, in one process and in turn: what counts on a machine that is busy with other work."""
-    files = sorted(str(path) for path in images.rglob("*") if path.suffix in SUFFIXES)[:CHUNK]
-    model = BundleModel.load(setup.bundle, provider="cpu", precision=setup.precision, threads=1)
-    options = BatchOptions(
-        source=str(images), version=model.manifest.version, column="image", keep=(), task=None, alpha=0.05, top=0
-    )
-    plan = BatchPlan(
-        options=options,
-        kind="files",
-        bundle=str(setup.bundle),
-        provider="cpu",
-        precision=setup.precision,
-        batch=setup.batch,
-        chunk=CHUNK,
-        images=len(files),
-    )
-    chunk = Chunk(0, 0, len(files), tuple(os.path.relpath(file, images) for file in files))
-    answerer, work = Answerer(plan), WorkFolder(images.with_name("processor.parquet"))
-    work.path.mkdir()
-    ratios = []
-    for number in range(rounds + 1):
-        started = time.process_time()
-        run_bare(model, files, setup.batch)
-        between = time.process_time()
-        work.store(0, answerer.answer(chunk))
-        bare_seconds, seconds = between - started, time.process_time() - between
-        # The first round warms up.
-        if number:
-            ratios.append(bare_seconds / seconds)
-            each = [1000 * taken / len(files) for taken in (bare_seconds, seconds)]
-            print(f"processor time per image: bare graph {each[0]:.2f} ms, command {each[1]:.2f} ms", flush=True)
-    return ratios
-
-
-def undisturbed(setup: Setup, images: Path, out: Path) -> None:
-    """Answer all images once, and print the memory of the command and its processes over time."""
-    started = time.perf_counter()
-    process = command(setup.bundle, images, out, setup.workers, setup.precision)
-    memory = watched(process)
-    tenths = [memory[len(memory) * tenth // 10] for tenth in range(1, 10)]
-    print(f"answered in {time.perf_counter() - started:.0f} s with its start and its end", flush=True)
-    print(f"megabytes after each tenth of the time: {', '.join(f'{each:.0f}' for each in tenths)}; ", end="")
-    print(f"most {max(memory):.0f}", flush=True)
+def kills_row(setup: Setup, whole: Path, folder: Path, kills: int) -> Row:
+    out = folder / "killed.parquet"
+    done = killed(setup, out, kills, -(-len(setup.files()) // CHUNK))
+    equal = whole.read_bytes() == out.read_bytes()
+    measured = f"killed {done} times; the files are {'equal byte by byte' if equal else 'DIFFERENT'}"
+    return Row("kill -9 and the same command again", measured, f"{kills} kills, equal", equal and done == kills)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--images", type=int, default=20_000, help="for memory and kills; 0: only rates")
+    parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--side", type=int, default=16, help="pixels per side of the drawn images")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=5, help="of both rates, in turn; 0: only memory and kills")
-    parser.add_argument("--rate-images", type=int, default=4096, help="images of a round")
-    parser.add_argument("--processor-time", action="store_true", help="compare only that, not the rates")
+    parser.add_argument("--kills", type=int, default=10, help="0: neither memory nor kills")
+    parser.add_argument("--rounds", type=int, default=5, help="of both rates, in turn; 0: no rates")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args()
-    model = BundleModel.load(chosen.bundle, provider="cpu")
-    setup = Setup(chosen.bundle, chosen.workers, model.precision, LoadedModel.prepare(model).max_batch)
-    print(f"{model.precision}, batches of {setup.batch}, {chosen.workers} processes", flush=True)
+    model, started = BundleModel.load(chosen.bundle, provider="cpu"), time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        images, some = folder / "images", folder / "some"
-        for place, count in ((images, chosen.images), (some, chosen.rate_images if chosen.rounds else 0)):
-            place.mkdir()
-            draw(place, count, chosen.side, model.manifest.image.mode)
-        ratios = []
+        setup = Setup(chosen.bundle, folder / "images", chosen.workers, model.precision)
+        setup.images.mkdir()
+        draw(setup.images, chosen.images, chosen.side, model.manifest.image.mode)
+        batch, rows = processor_times(setup, max(5, chosen.rounds), folder)
         if chosen.rounds:
-            for what, measure in (("processor time", processor_ratios), ("rate", rates)):
-                if what == "rate" and chosen.processor_time:
-                    break
-                ratios = measure(setup, some, chosen.rounds)
-                spread = f"median {np.median(ratios):.3f}, lowest {min(ratios):.3f}, highest {max(ratios):.3f}"
-                print(f"ratio by {what}, {len(ratios)} rounds: {spread}", flush=True)
-        fast = not ratios or float(np.median(ratios)) >= LEAST_RATIO
-        if not chosen.images:
-            return 0 if fast else 1
-        out, other, total = folder / "answers.parquet", folder / "killed.parquet", -(-chosen.images // CHUNK)
-        print(f"{chosen.images:,} images", flush=True)
-        undisturbed(setup, images, out)
-        kills = killed(setup.bundle, images, other, setup.workers, setup.precision, chosen.kills, total)
-        equal = out.read_bytes() == other.read_bytes()
-        print(f"killed {kills} times; the files are {'equal byte by byte' if equal else 'DIFFERENT'}")
-        return 0 if fast and equal and kills == chosen.kills else 1
+            rows.append(rates(setup, chosen.rounds, batch, folder))
+        if chosen.kills:
+            out = folder / "answers.parquet"
+            rows.append(undisturbed(setup, out))
+            rows.append(Row("bytes per answer in the file", f"{out.stat().st_size / chosen.images:.0f}"))
+            rows.append(kills_row(setup, out, folder, chosen.kills))
+    print(f"\n{chosen.images:,} images, {model.precision}, {time.perf_counter() - started:.0f} s in all")
+    for row in rows:
+        verdict = "" if row.kept is None else f" | {row.promised} | {'kept' if row.kept else 'BROKEN'}"
+        print(f"{row.what} | {row.measured}{verdict}")
+    return 1 if any(row.kept is False for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ pa = pytest.importorskip("pyarrow", reason="the extra `batch` is not installed")
 import pyarrow.parquet as pq  # noqa: E402
 
 from serving.batch.errors import BatchError  # noqa: E402
-from serving.batch.plan import WorkFolder  # noqa: E402
+from serving.batch.plan import BatchPlan, WorkFolder, batch_size  # noqa: E402
 from serving.batch.progress import BatchProgress, duration  # noqa: E402
-from serving.batch.run import BatchRequest, run_batch  # noqa: E402
+from serving.batch.run import BatchRequest, make_batch_plan, run_batch  # noqa: E402
 from serving.batch.sources import find  # noqa: E402
 from serving.bundle.model import BundleModel  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
@@ -155,12 +155,10 @@ def test_what_cannot_run_exits_with_2_and_leaves_nothing(
 
 
 @contextmanager
-def started(bundle: Path, source: Path, out: Path) -> Iterator[psutil.Process]:
+def started(bundle: Path, source: Path, out: Path, workers: int = 1) -> Iterator[psutil.Process]:
     """A run in another process."""
-    code = (
-        "from tests.serving.batch.test_batch import *\n"
-        f"if __name__ == '__main__':\n    answer(Path({str(bundle)!r}), Path({str(source)!r}), Path({str(out)!r}))"
-    )
+    given = f"Path({str(bundle)!r}), Path({str(source)!r}), Path({str(out)!r}), workers={workers}"
+    code = f"from tests.serving.batch.test_batch import *\nif __name__ == '__main__':\n    answer({given})"
     script = out.with_suffix(".py")
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -235,6 +233,31 @@ def test_a_process_that_dies_is_replaced(bundle: Path, stuck: Path, whole: Path,
         (stuck / "below/31.png").write_bytes(content(31))
         assert process.wait(timeout=PATIENCE) == 0
     assert same_rows(out, whole)
+
+
+def test_no_chunk_waits_for_a_busy_process(bundle: Path, stuck: Path, whole: Path, tmp_path: Path) -> None:
+    """While one process is busy with one chunk, the other one answers all the rest."""
+    out = tmp_path / "answers.parquet"
+    with started(bundle, stuck, out, workers=2) as process:
+        eventually(lambda: finished_chunks(out) == 5)
+        (stuck / "below/31.png").write_bytes(content(31))
+        assert process.wait(timeout=120) == 0
+    assert same_rows(out, whole)
+
+
+def test_the_batch_size_is_not_measured(bundle: Path, images: Path, tmp_path: Path) -> None:
+    """So that two runs of the same bundle compute the same numbers; photos get smaller batches than small images."""
+    assert [batch_size(shape) for shape in ((8, 8, 1), (32, 32, 3), (224, 224, 3), (2000, 2000, 3))] == [64, 64, 16, 1]
+    out = tmp_path / "answers.parquet"
+    (tmp_path / "answers.parquet.unfinished").mkdir()
+    assert [_begun(bundle, images, out, batch).batch for batch in (0, 3)] == [64, 3]
+
+
+def _begun(bundle: Path, images: Path, out: Path, batch: int) -> BatchPlan:
+    """The plan of a run; `batch` as in the settings, 0 if it is not given."""
+    work = WorkFolder(out)
+    work.clear()
+    return make_batch_plan(request(bundle, images, out), Settings(**({"batch": batch} if batch else {})), work)
 
 
 def test_an_existing_file_is_only_replaced_on_request(bundle: Path, images: Path, tmp_path: Path) -> None:

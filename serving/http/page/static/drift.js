@@ -39,8 +39,9 @@ function show(report, model) {
 }
 
 function sentence(alarm, name) {
-  const ids = alarm.examples.map((example) => example.request_id).filter(Boolean);
-  const examples = ids.length ? ` For example requests ${ids.slice(0, 3).join(", ")}.` : "";
+  const shown = alarm.examples.filter((example) => example.request_id).slice(0, 3);
+  const list = shown.map((example) => `${example.request_id} (${example.label}, brightness ${number(Math.round(example.brightness))})`);
+  const examples = list.length ? ` For example requests ${list.join(", ")}.` : "";
   return (
     `${name(alarm.task)}: ${alarm.change} since ${time(alarm.since)} ` +
     `(${count(alarm.images)}, compared with ${number(alarm.before)} before).${examples}`
