@@ -154,8 +154,10 @@ def test_golden_outputs_equal_the_outputs_of_the_graph(exported: Exported) -> No
     golden = exported.bundle.golden
     got = run_graph(session_of(exported), golden.pixels)
     assert len(golden.pixels) == 8
+    # Whether a thread flushes denormal numbers to zero depends on what it ran before.
+    denormal = float(np.finfo(np.float32).tiny)
     for name in OUTPUT_NAMES:
-        np.testing.assert_array_equal(golden.outputs["fp32"][name], got[name])
+        np.testing.assert_allclose(golden.outputs["fp32"][name], got[name], rtol=0, atol=denormal)
 
 
 def test_a_bundle_names_no_path_of_this_machine(exported: Exported) -> None:
