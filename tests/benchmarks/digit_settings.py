@@ -31,7 +31,7 @@ from training.measure import metrics
 from training.measure.evaluation import Evaluation, evaluate
 from training.presets import PRESETS
 from training.run import Run, open_run
-from training.store.checkpoint import METRICS
+from training.store.checkpoint import METRICS, started
 
 CPU = torch.device("cpu")
 UNKNOWN = ("8", "9")
@@ -118,8 +118,8 @@ def learned_run(name: str, seed: int, method: str, folder: Path) -> Run:
     """The run of a setting, learned if its folder has none that is finished; needs `setting_known`."""
     place, setting = place_of(name, seed, method, folder), SETTINGS[name]
     if not (place / METRICS).exists():
-        begun = ["--resume"] if place.exists() else []
-        assert fit.main(["--out", str(place), "--seed", str(seed), "--method", method, *begun]) == 0
+        how = ["--resume"] if started(place) else ["--seed", str(seed), "--method", method]
+        assert fit.main(["--out", str(place), *how]) == 0
     run = open_run(place, CPU)
     if setting.added and not set(setting.added.split(",")) <= set(run.config.labels):
         assert fit.main(["--out", str(place), "--add-task", setting.added]) == 0
