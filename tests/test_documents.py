@@ -53,6 +53,13 @@ def test_every_guide_and_report_is_in_the_index() -> None:
     assert set(sections) <= listed
 
 
+def test_how_to_documents_leave_measurements_to_the_reports() -> None:
+    guides = sorted((ROOT / "docs/howto").glob("*.md"))
+    assert len(guides) > 10
+    measured = re.compile(r"^#+ (measured|measurements|figures)\b", re.MULTILINE | re.IGNORECASE)
+    assert [guide.name for guide in guides if measured.search(guide.read_text())] == []
+
+
 PATH = re.compile(r"`((?:models|training|export|serving|tests|docs)/(?:[\w.-]+/)*(?:[\w-]+\.\w+)?)`")
 
 
