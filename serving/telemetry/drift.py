@@ -11,10 +11,10 @@ scores are distributed like. To need constant memory, scores are counted in fixe
 so nothing is approximated.
 
 Each betting function f (of mean 1 under uniform p-values) multiplies a stake. The Shiryaev-Roberts statistic
-R_t = (1 + R_{t-1}) f(p_t) adds up what all bettors have who entered with 1 at each time so far. R_t - t is a
-martingale, so the probability that R exceeds c within T images is at most T / c, however often one looks, and the mean
-number of images before a false alarm is at least c. The evidence is the mean of R over several betting functions. Sums
-over workers and tasks keep the bound, because T is the number of all their images.
+R_t = (1 + R_{t-1}) f(p_t) is the sum of many stakes: a new stake of 1 is added before every image, and all of them are
+multiplied from then on. R_t - t is a martingale, so the probability that R exceeds c within T images is at most T / c,
+however often one looks, and the mean number of images before a false alarm is at least c. The evidence is the mean of R
+over several betting functions. Sums over workers and tasks keep the bound, because T is the number of all their images.
 
 Vovk, Nouretdinov, Gammerman: "Testing exchangeability on-line" (2003); Volkhonskiy et al.: "Inductive conformal
 martingales for change-point detection" (2017).
