@@ -66,7 +66,7 @@ def _batch(options: argparse.Namespace) -> int:
             source=source,
             out=options.out,
             column=options.column,
-            keep=tuple(options.keep),
+            keep=tuple(dict.fromkeys(options.keep)),
             task=options.task,
             alpha=options.alpha,
             top=options.top,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from serving.batch.entries import Entry, is_url, read_entry
+from serving.batch.parquet import KeptColumns, RowReader, row_entries
 from serving.batch.plan import BatchPlan
-from serving.batch.sources import Chunk, Entry, RowReader, is_url, read_entry, row_entries
+from serving.batch.sources import Chunk
 from serving.bundle.decision import OUTPUT_NAMES, decide
 from serving.bundle.errors import BundleError, ImageError
 from serving.bundle.model import BundleModel
@@ -39,13 +41,24 @@ class _Failed(NamedTuple):
     message: str
 
 
+DIED = _Failed(
+    "process_died",
+    "no answer for this image: got a process that ended whenever it tried; allowed: an image that can be decoded in "
+    "the memory of this machine",
+)
+Announce = Callable[[int | None], None]
+"""Is told the place in its chunk of the image that is worked on, and None after it."""
+
+
 class Answerer:
     """A model that answers chunks as the plan says."""
 
-    def __init__(self, plan: BatchPlan, threads: int = 1) -> None:
+    def __init__(self, plan: BatchPlan) -> None:
         self._plan = plan
         options = plan.options
-        self._model = BundleModel.load(plan.bundle, provider=plan.provider, precision=plan.precision, threads=threads)
+        self._model = BundleModel.load(
+            plan.bundle, provider=plan.provider, precision=plan.precision, threads=plan.threads
+        )
         manifest = self._model.manifest
         if manifest.version != options.version:
             raise BundleError(
@@ -54,23 +67,30 @@ class Answerer:
             )
         self._labels = np.array([*manifest.labels, UNKNOWN], dtype=object)
         self._reader = RowReader(options.column, options.keep)
+        self._kept = KeptColumns.decode(plan.kept)
 
-    def answer(self, chunk: Chunk) -> pa.Table:
-        """The answers, in the order of the images."""
+    def answer(
+        self, chunk: Chunk, lost: frozenset[int] = frozenset(), announce: Announce = lambda place: None
+    ) -> pa.Table:
+        """The answers, in the order of the images; those at places in `lost` are not tried."""
         made = _Rows(chunk.rows, len(self._labels) - 1, self._plan.options.top)
         names: list[str] = []
         waiting: list[int] = []
         shape = (GROUP, *self._model.manifest.image.shape)
         pixels = np.empty(shape, np.uint8)
-        kept: list[pa.RecordBatch] = []
-        for place, entry in enumerate(self._entries(chunk, kept)):
+        kept: list[pa.Table] = []
+        for place, entry in enumerate(self._entries(chunk, kept, lost, announce)):
             names.append(entry.name)
+            if place in lost:
+                made.errors[place] = DIED
+                continue
+            announce(place)
             try:
                 pixels[len(waiting)] = self._decoded(entry)
+                waiting.append(place)
             except RequestError as error:
                 made.errors[place] = _Failed(error.code, str(error))
-                continue
-            waiting.append(place)
+            announce(None)
             if len(waiting) == GROUP:
                 self._decide(pixels, waiting, made)
                 waiting = []
@@ -78,16 +98,34 @@ class Answerer:
             self._decide(pixels[: len(waiting)], waiting, made)
         return self._table(chunk, names, made, kept)
 
-    def _entries(self, chunk: Chunk, kept: list[pa.RecordBatch]) -> Iterator[Entry]:
-        options = self._plan.options
-        if chunk.group is None:
-            root = options.source if is_url(options.source) else options.source.rstrip("/")
-            for name in chunk.files:
-                yield read_entry(f"{root}/{name}", name)
+    def _entries(self, chunk: Chunk, kept: list[pa.Table], lost: frozenset[int], announce: Announce) -> Iterator[Entry]:
+        if chunk.group is not None:
+            yield from self._row_entries(chunk, kept, lost)
             return
-        for batch in self._reader.read(chunk.group, chunk.rows):
-            kept.append(batch.select(list(options.keep)))
-            yield from row_entries(batch, options.column, chunk.group.file)
+        source = self._plan.options.source
+        root = source if is_url(source) else source.rstrip("/")
+        for place, name in enumerate(chunk.files):
+            if place in lost:
+                yield Entry(name, b"")
+                continue
+            announce(place)
+            yield read_entry(f"{root}/{name}", name)
+
+    def _row_entries(self, chunk: Chunk, kept: list[pa.Table], lost: frozenset[int]) -> Iterator[Entry]:
+        assert chunk.group is not None
+        left, reason = chunk.rows, OSError("not tried")
+        try:
+            # If all rows are lost, reading them may be what ends the process.
+            for batch in self._reader.read(chunk.group, chunk.rows) if len(lost) < chunk.rows else ():
+                kept.append(self._kept.of(batch))
+                left -= len(batch)
+                yield from row_entries(batch, self._plan.options.column, chunk.group.file)
+        except Exception as error:
+            # A damaged page, or storage that fails: almost any exception, by format and file system.
+            reason = OSError(f"{type(error).__name__}: {error}")
+        if left:
+            kept.append(self._kept.nulls(left))
+            yield from (Entry("", reason) for _ in range(left))
 
     def _decoded(self, entry: Entry) -> NDArray[np.uint8]:
         if isinstance(entry.content, OSError):
@@ -112,7 +150,7 @@ class Answerer:
             verdicts = decide(outputs, self._model.bundle.rule, alpha=options.alpha, given_task=options.task)
             made.fill(np.asarray(places)[finite], verdicts)
 
-    def _table(self, chunk: Chunk, names: list[str], made: _Rows, kept: list[pa.RecordBatch]) -> pa.Table:
+    def _table(self, chunk: Chunk, names: list[str], made: _Rows, kept: list[pa.Table]) -> pa.Table:
         failed = np.zeros(chunk.rows, bool)
         failed[list(made.errors)] = True
         shown = np.where(made.known, made.numbers["class_id"], -1)
@@ -139,8 +177,8 @@ class Answerer:
         columns["error"] = pa.array([_text(failure.message) or None for failure in failures], pa.string())
         table = pa.table(columns)
         if kept and self._plan.options.keep:
-            copied = pa.Table.from_batches(kept)
-            for name in self._plan.options.keep:
+            copied = pa.concat_tables(kept)
+            for name in copied.column_names:
                 table = table.append_column(kept_name(name, table), copied.column(name))
         return table
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from serving.batch.answering import Answerer
 from serving.batch.errors import BatchError
+from serving.batch.parquet import RowGroup
 from serving.batch.plan import BatchPlan, WorkFolder
-from serving.batch.sources import Chunk, RowGroup
+from serving.batch.sources import Chunk
 from serving.batch.workers import Done
 from serving.bundle.cluster import Cluster, ClusterError
 

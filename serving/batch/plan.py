@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serving.batch.errors import BatchError
 from serving.bundle.atomic import locked, replace_file, replacing
 
-FORMAT = 1
+FORMAT = 2
 """The version of plan, list and chunks."""
 PLAN, ITEMS, COMPLETE = "plan.json", "images.jsonl", "complete.json"
 CHUNK = 128
@@ -68,6 +67,17 @@ class BatchPlan(BaseModel):
     batch: int = Field(ge=1, description="images in one run of the graph")
     chunk: int = Field(ge=1)
     images: int = Field(ge=0)
+    threads: int = Field(ge=1, description="of each process; numbers may differ in their last bits with others")
+    kept: str = Field(description="names and types of the copied columns, as KeptColumns encodes them")
+
+
+class CompleteRun(BaseModel):
+    """What is known of a run whose output file is complete."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: BatchOptions
+    errors: int
 
 
 class WorkFolder:
@@ -97,10 +107,12 @@ class WorkFolder:
     def begun(self) -> bool:
         return (self.path / PLAN).is_file()
 
-    @property
-    def complete(self) -> bool:
-        """Whether the output file is complete, and the process was killed while it cleaned up."""
-        return (self.path / COMPLETE).is_file()
+    def completed(self) -> CompleteRun | None:
+        """The run whose output file is complete, if the process was killed while it cleaned up."""
+        try:
+            return CompleteRun.model_validate_json((self.path / COMPLETE).read_bytes())
+        except (OSError, ValidationError):
+            return None
 
     def plan(self) -> BatchPlan:
         """The plan of the run that began here."""
@@ -112,7 +124,7 @@ class WorkFolder:
     def begin(self, items: Iterable[Any]) -> int:
         """Store the list of what is to be answered, as one JSON value per line; returns its length."""
         count = 0
-        with replacing(self.path / ITEMS, durable=False) as temporary, temporary.open("w", encoding="ascii") as file:
+        with replacing(self.path / ITEMS) as temporary, temporary.open("w", encoding="ascii") as file:
             for item in items:
                 file.write(json.dumps(item) + "\n")
                 count += 1
@@ -120,17 +132,17 @@ class WorkFolder:
 
     def store_plan(self, plan: BatchPlan) -> None:
         """From here on the run can be continued."""
-        replace_file(self.path / PLAN, plan.model_dump_json(indent=1).encode(), durable=False)
+        replace_file(self.path / PLAN, plan.model_dump_json(indent=1).encode())
 
     def items(self) -> Iterator[Any]:
         with (self.path / ITEMS).open(encoding="ascii") as file:
             yield from map(json.loads, file)
 
     def store(self, number: int, answers: pa.Table) -> None:
-        """Store the answers of a chunk, completely or not at all."""
+        """Store the answers of a chunk, completely or not at all, even if the power fails."""
         # Two processes may store the same chunk, if one of them has lost its parent. Their answers are equal.
         with (
-            replacing(self._chunk(number), durable=False, shared=True) as temporary,
+            replacing(self._chunk(number), shared=True) as temporary,
             pa.OSFile(str(temporary), "wb") as sink,
             pa.ipc.new_file(sink, answers.schema) as writer,
         ):
@@ -150,9 +162,10 @@ class WorkFolder:
         for file in self.path.iterdir():
             file.unlink(missing_ok=True)
 
-    def finish(self) -> None:
+    def finish(self, run: CompleteRun) -> None:
         """The output file is complete: the folder is removed when it is left."""
-        os.replace(self.path / PLAN, self.path / COMPLETE)
+        replace_file(self.path / COMPLETE, run.model_dump_json().encode())
+        (self.path / PLAN).unlink(missing_ok=True)
 
     def _chunk(self, number: int) -> Path:
         return self.path / f"{number:08}.arrow"

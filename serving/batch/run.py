@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from serving.batch import cluster, sources, workers
+from serving.batch.entries import absolute
 from serving.batch.errors import BatchError
 from serving.batch.output import check_format, join
-from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, WorkFolder, batch_size
+from serving.batch.parquet import KeptColumns, check_columns, row_groups
+from serving.batch.plan import CHUNK, BatchOptions, BatchPlan, CompleteRun, SourceKind, WorkFolder, batch_size
 from serving.batch.progress import BatchProgress
-from serving.batch.sources import absolute, check_columns, chunk_count, chunks, find
+from serving.batch.sources import chunk_count, chunks, find, first_file
 from serving.bundle.model import BundleModel
 from serving.bundle.providers import CUDA
 from serving.bundle.terminal import escaped
@@ -49,28 +51,30 @@ def run_batch(request: BatchRequest, settings: Settings) -> int:
     check_format(request.out, lists=bool(request.top))
     work = WorkFolder(request.out)
     if request.out.exists() and not work.path.exists() and not request.overwrite:
-        raise BatchError(f"{request.out} exists; allowed: a new file, or --overwrite")
+        raise _exists(request)
     with work.alone():
         if request.overwrite:
             work.clear()
-        elif work.complete:
-            _say(f"{request.out} is complete already")
-            return 0
         plan = make_batch_plan(request, settings, work)
+        if isinstance(plan, CompleteRun):
+            work.finish(plan)
+            _say(f"{request.out} is complete already")
+            return plan.errors
         done, answered, errors = _answered(work, plan)
-        if done:
+        if answered:
             _say(f"continues: {answered:,} of {plan.images:,} images are answered already")
         progress = BatchProgress(plan.images, answered)
         progress.errors = errors
         _answer_rest(request, plan, work, done, progress)
         join(request.out, _tables(work, plan), _about(plan))
         _say(f"{request.out}: {progress.finish()}")
-        work.finish()
+        work.finish(CompleteRun(options=plan.options, errors=progress.errors))
         return progress.errors
 
 
-def make_batch_plan(request: BatchRequest, settings: Settings, work: WorkFolder) -> BatchPlan:
-    """The plan of the run that is continued, or a new one."""
+def make_batch_plan(request: BatchRequest, settings: Settings, work: WorkFolder) -> BatchPlan | CompleteRun:
+    """The plan of the run that is continued, or a new one; or the run that was complete when it was killed."""
+    complete = work.completed() if request.out.exists() else None
     before = work.plan() if work.begun else None
     model = BundleModel.load(
         request.bundle,
@@ -88,31 +92,63 @@ def make_batch_plan(request: BatchRequest, settings: Settings, work: WorkFolder)
         alpha=checked.alpha,
         top=checked.top if request.top else 0,
     )
+    if complete is not None:
+        if complete.options != options:
+            raise _exists(request)
+        return complete
     if before is not None:
         _check_same(before.options, options, work)
         return before.model_copy(update={"bundle": absolute(str(request.bundle))})
     work.clear()
-    kind, items = find(options.source)
-    if kind == "rows":
-        check_columns(options.source, options.column, options.keep)
-    elif options.keep:
-        raise BatchError(f"{options.source}: a folder of images has no columns: got --keep; allowed: without it")
-    count = work.begin(items)
-    images = count if kind == "files" else sum(sum(groups) for _, groups in work.items())
-    if not images:
-        raise BatchError(f"{options.source}: no images: got 0; allowed: {', '.join(sources.SUFFIXES)} files, or rows")
+    return _new_plan(request, settings, work, model, options)
+
+
+def _new_plan(
+    request: BatchRequest, settings: Settings, work: WorkFolder, model: BundleModel, options: BatchOptions
+) -> BatchPlan:
+    """Lists the images, and decides what must stay the same until they are all answered."""
+    kind, images, kept = _listed(work, options)
+    gpu = model.provider == CUDA
+    workers = min(-(-images // request.chunk), _workers(request, gpu=gpu))
     plan = BatchPlan(
         options=options,
         kind=kind,
         bundle=absolute(str(request.bundle)),
-        provider="cuda" if model.provider == CUDA else "cpu",
+        provider="cuda" if gpu else "cpu",
         precision=model.precision,
         batch=settings.batch or batch_size(model.manifest.image.shape),
         chunk=request.chunk,
         images=images,
+        threads=1 if request.ray else max(1, available_cpus() // workers),
+        kept=kept.encode(),
     )
     work.store_plan(plan)
     return plan
+
+
+def _listed(work: WorkFolder, options: BatchOptions) -> tuple[SourceKind, int, KeptColumns]:
+    """Stores the list of what is to be answered; returns how many images it has, and the columns to copy."""
+    kind, names = find(options.source)
+    kept = KeptColumns()
+    if kind == "files":
+        if options.keep:
+            raise BatchError(f"{options.source}: a folder of images has no columns: got --keep; allowed: without it")
+        images = work.begin(names)
+    else:
+        check_columns(first_file(options.source), options.column, options.keep)
+        work.begin(row_groups(names, options.keep, kept))
+        images = sum(sum(groups) for _, groups in work.items())
+    if not images:
+        raise BatchError(f"{options.source}: no images: got 0; allowed: {', '.join(sources.SUFFIXES)} files, or rows")
+    return kind, images, kept
+
+
+def _workers(request: BatchRequest, *, gpu: bool) -> int:
+    return request.workers or (1 if gpu else available_cpus())
+
+
+def _exists(request: BatchRequest) -> BatchError:
+    return BatchError(f"{request.out} exists; allowed: a new file, or --overwrite")
 
 
 def _check_same(before: BatchOptions, now: BatchOptions, work: WorkFolder) -> None:
@@ -125,22 +161,24 @@ def _check_same(before: BatchOptions, now: BatchOptions, work: WorkFolder) -> No
         )
 
 
-def _answered(work: WorkFolder, plan: BatchPlan) -> tuple[set[int], int, int]:
-    """The chunks whose answers are stored and intact, their images, and the errors among them."""
-    done, images, errors = set(), 0, 0
+def _answered(work: WorkFolder, plan: BatchPlan) -> tuple[bytearray, int, int]:
+    """For each chunk 1 if its answers are stored and intact, else 0; their images, and the errors among them."""
+    done, images, errors = bytearray(), 0, 0
     for chunk in chunks(plan, work.items()):
-        if (table := work.answers(chunk.number)) is not None and len(table) == chunk.rows:
-            done.add(chunk.number)
+        table = work.answers(chunk.number)
+        intact = table is not None and len(table) == chunk.rows
+        done.append(intact)
+        if table is not None and intact:
             images += chunk.rows
             errors += chunk.rows - table.column("error_code").null_count
     return done, images, errors
 
 
 def _answer_rest(
-    request: BatchRequest, plan: BatchPlan, work: WorkFolder, done: set[int], progress: BatchProgress
+    request: BatchRequest, plan: BatchPlan, work: WorkFolder, done: bytearray, progress: BatchProgress
 ) -> None:
-    missing = (chunk for chunk in chunks(plan, work.items()) if chunk.number not in done)
-    left = chunk_count(plan, work.items()) - len(done)
+    missing = (chunk for chunk in chunks(plan, work.items()) if not done[chunk.number])
+    left = done.count(0)
     if not left:
         return
     gpu = plan.provider == "cuda"
@@ -148,9 +186,7 @@ def _answer_rest(
     if request.ray:
         outcomes = cluster.answer_chunks(plan, request.out, missing, workers=request.workers, gpus=gpu)
     else:
-        wanted = min(left, request.workers or (1 if gpu else available_cpus()))
-        threads = max(1, available_cpus() // wanted)
-        outcomes = workers.answer_chunks(plan, request.out, missing, workers=wanted, threads=threads)
+        outcomes = workers.answer_chunks(plan, request.out, missing, workers=min(left, _workers(request, gpu=gpu)))
     begun = False
     for outcome in outcomes:
         if not begun:

@@ -186,6 +186,8 @@ def chunk_of_work(setup: Setup, folder: Path) -> tuple[Answerer, WorkFolder, Chu
         batch=batch_size(manifest.image.shape),
         chunk=CHUNK,
         images=len(files),
+        threads=1,
+        kept="",
     )
     work = WorkFolder(folder / "processor.parquet")
     work.path.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from serving.batch.errors import BatchError  # noqa: E402
 from serving.batch.plan import BatchPlan, WorkFolder, batch_size  # noqa: E402
 from serving.batch.progress import BatchProgress, duration  # noqa: E402
 from serving.batch.run import BatchRequest, make_batch_plan, run_batch  # noqa: E402
-from serving.batch.sources import find  # noqa: E402
+from serving.batch.sources import Chunk, find  # noqa: E402
+from serving.batch.workers import _Work  # noqa: E402
 from serving.bundle.model import BundleModel  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
 from serving.predict import main  # noqa: E402
@@ -235,6 +238,60 @@ def test_a_process_that_dies_is_replaced(bundle: Path, stuck: Path, whole: Path,
     assert same_rows(out, whole)
 
 
+@contextmanager
+def held_open(pipe: Path) -> Iterator[int]:
+    """Wait until a process opens a pipe for reading, and let it read nothing; yields its id."""
+
+    def opened() -> int | None:
+        with contextlib.suppress(OSError):
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return None
+
+    def reader() -> int | None:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(OSError):
+                if any(os.path.realpath(each) == str(pipe) for each in Path(f"/proc/{process.pid}/fd").iterdir()):
+                    return process.pid
+        return None
+
+    writer = eventually(opened)
+    assert writer is not None
+    try:
+        found = eventually(reader)
+        assert found is not None
+        yield found
+    finally:
+        os.close(writer)
+
+
+def test_an_image_that_ends_every_process_is_a_row(bundle: Path, stuck: Path, whole: Path, tmp_path: Path) -> None:
+    out, pipe = tmp_path / "answers.parquet", stuck / "below/31.png"
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(answer, bundle, stuck, out)
+        # Twice anything may have ended it; then the process says which image it works on.
+        for _ in range(3):
+            with held_open(pipe) as reader:
+                os.kill(reader, signal.SIGKILL)
+        running.result()
+    found, undisturbed = rows(out), rows(whole)
+    (place,) = [at for at, row in enumerate(found) if row["file"] == "below/31.png"]
+    assert (found[place]["error_code"], found[place]["label"]) == ("process_died", None)
+    found[place] = undisturbed[place]
+    assert found == undisturbed
+
+
+def test_rows_that_end_every_process_before_an_image_are_errors(tmp_path: Path) -> None:
+    work = _Work(Chunk(0, 0, 3))
+    for _ in range(2):
+        work.died(None)
+    assert (work.careful, work.lost) == (True, set())
+    work.died(None)
+    work.died(2)
+    assert work.lost == {2}
+    work.died(None)
+    assert work.lost == {0, 1, 2}
+
+
 def test_no_chunk_waits_for_a_busy_process(bundle: Path, stuck: Path, whole: Path, tmp_path: Path) -> None:
     """While one process is busy with one chunk, the other one answers all the rest."""
     out = tmp_path / "answers.parquet"
@@ -253,11 +310,56 @@ def test_the_batch_size_is_not_measured(bundle: Path, images: Path, tmp_path: Pa
     assert [_begun(bundle, images, out, batch).batch for batch in (0, 3)] == [64, 3]
 
 
-def _begun(bundle: Path, images: Path, out: Path, batch: int) -> BatchPlan:
-    """The plan of a run; `batch` as in the settings, 0 if it is not given."""
-    work = WorkFolder(out)
-    work.clear()
-    return make_batch_plan(request(bundle, images, out), Settings(**({"batch": batch} if batch else {})), work)
+def _begun(bundle: Path, images: Path, out: Path, batch: int = 0, **options: Any) -> BatchPlan:
+    """The plan of a new run; `batch` as in the settings, 0 if it is not given."""
+    WorkFolder(out).clear()
+    return _planned(bundle, images, out, batch, **options)
+
+
+def _planned(bundle: Path, images: Path, out: Path, batch: int = 0, **options: Any) -> BatchPlan:
+    settings = Settings(**({"batch": batch} if batch else {}))
+    plan = make_batch_plan(request(bundle, images, out, **options), settings, WorkFolder(out))
+    assert isinstance(plan, BatchPlan)
+    return plan
+
+
+def test_the_threads_of_a_process_stay_the_same(
+    bundle: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many chunks are left, and wherever the run is continued: they may change the last bits of numbers."""
+    out = tmp_path / "answers.parquet"
+    (tmp_path / "answers.parquet.unfinished").mkdir()
+    monkeypatch.setattr("serving.batch.run.available_cpus", lambda: 8)
+    assert _begun(bundle, images, out, workers=None).threads == 1
+    assert _begun(bundle, images, out, workers=2).threads == 4
+    # One chunk of all images.
+    assert _begun(bundle, images, out, workers=2, chunk=100).threads == 8
+    assert _begun(bundle, images, out, workers=None, ray=True).threads == 1
+    monkeypatch.setattr("serving.batch.run.available_cpus", lambda: 2)
+    assert _begun(bundle, images, out, workers=1).threads == 2
+    assert _planned(bundle, images, out, workers=2).threads == 2
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_known_to_be_complete(
+    bundle: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answers.parquet"
+    words = [str(bundle), str(images), "--out", str(out), "--workers", "1"]
+    with monkeypatch.context() as patch:
+        # As if it was killed before the folder is removed.
+        patch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
+        assert main(words) == 1
+    assert WorkFolder(out).path.exists()
+    before = out.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
+        assert main([*words, "--alpha", "0.2"]) == 2
+        assert f"{out} exists" in capsys.readouterr().err
+    # One image has an error, as the run itself has said.
+    assert main(words) == 1
+    assert "complete already" in capsys.readouterr().err
+    assert not WorkFolder(out).path.exists()
+    assert out.read_bytes() == before
 
 
 def test_an_existing_file_is_only_replaced_on_request(bundle: Path, images: Path, tmp_path: Path) -> None:
@@ -302,6 +404,71 @@ def test_images_in_parquet_files(form: str, bundle: Path, images: Path, whole: P
         answer(bundle, source, tmp_path / "b.parquet")
     with pytest.raises(BatchError, match="'number' has no images: got int64; allowed: bytes, paths"):
         answer(bundle, source, tmp_path / "b.parquet", column="number")
+
+
+@pytest.fixture
+def source(images: Path, whole: Path, tmp_path: Path) -> Path:
+    """Two Parquet files of the images, in small pages, with copied columns that differ."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    contents = [(images / row["file"]).read_bytes() for row in rows(whole)]
+    first = pa.table({"image": contents[:30], "id": pa.array(range(30), pa.int32()), "note": ["x"] * 30})
+    second = pa.table({"image": contents[30:], "id": pa.array(range(14), pa.int64())})
+    for name, table in (("a", first), ("b", second)):
+        # A page has one row: the smallest that a writer makes.
+        pq.write_table(table, folder / f"{name}.parquet", data_page_size=1, write_batch_size=1, compression="none")
+    return folder
+
+
+def test_a_damaged_page_makes_errors_of_its_rows(bundle: Path, source: Path, whole: Path, tmp_path: Path) -> None:
+    """Those after it in its row group cannot be read either; all others are answered."""
+    file = source / "a.parquet"
+    content = bytearray(file.read_bytes())
+    column = pq.read_metadata(file).row_group(0).column(0)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    content[middle : middle + 400] = b"\xff" * 400
+    file.write_bytes(content)
+    out = answer(bundle, source, tmp_path / "answers.parquet", keep=("id", "note"))
+    found, undisturbed = rows(out), rows(whole)
+    lost = [row["row"] for row in found if row["error_code"] == "unreadable_file"]
+    assert lost
+    assert lost == list(range(lost[0], 30))
+    assert [row["label"] for row in found[: lost[0]]] == [row["label"] for row in undisturbed[: lost[0]]]
+    assert [row["label"] for row in found[30:]] == [row["label"] for row in undisturbed[30:]]
+    assert [row["id"] for row in found[30:]] == list(range(14))
+    assert found[lost[0]]["id"] is None
+    assert found[lost[0]]["file"] == str(file)
+    # However the rows are cut into chunks.
+    again = rows(answer(bundle, source, tmp_path / "again.parquet", chunk=64))
+    assert [row["row"] for row in again if row["error_code"] == "unreadable_file"] == lost
+
+
+def test_a_file_that_is_gone_makes_errors_of_its_rows(bundle: Path, source: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.parquet"
+    (tmp_path / "answers.parquet.unfinished").mkdir()
+    _begun(bundle, source, out)
+    (source / "a.parquet").unlink()
+    found = rows(answer(bundle, source, out))
+    assert {row["error_code"] for row in found[:30]} == {"unreadable_file"}
+    assert [row["label"] for row in found[30:]] == [row["label"] for row in rows(whole)[30:]]
+
+
+def test_copied_columns_may_differ_between_files_if_one_type_has_room_for_all(
+    bundle: Path, source: Path, tmp_path: Path
+) -> None:
+    found = answer(bundle, source, tmp_path / "answers.parquet", keep=("note", "id"))
+    assert pq.read_schema(found).field("id").type == pa.int64()
+    assert [row["id"] for row in rows(found)] == [*range(30), *range(14)]
+    assert [row["note"] for row in rows(found)] == ["x"] * 30 + [None] * 14
+    pq.write_table(pa.table({"image": [b""], "id": ["seven"]}), source / "c.parquet")
+    with pytest.raises(BatchError, match=r"c\.parquet: copied columns differ between files: .*id"):
+        answer(bundle, source, tmp_path / "other.parquet", keep=("id",))
+    # Before anything is answered.
+    assert not WorkFolder(tmp_path / "other.parquet").path.exists()
+    pq.write_table(pa.table({"picture": [b""]}), source / "c.parquet")
+    last = rows(answer(bundle, source, tmp_path / "last.parquet", keep=("id",)))[-1]
+    assert (last["error_code"], last["id"]) == ("unreadable_file", None)
+    assert "no column 'image'" in last["error"]
 
 
 def test_images_behind_a_url(bundle: Path, images: Path, whole: Path, tmp_path: Path) -> None:
