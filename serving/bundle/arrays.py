@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -17,6 +18,22 @@ MOST_ARRAYS, MOST_UNPACKED = 1024, 512 * 1024 * 1024
 """The number of arrays in an archive, and their bytes together once they are unpacked."""
 _KINDS = "biuf"
 """Booleans and numbers."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How numpy writes archives; other methods of compression may take far more memory."""
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+)
+"""What zipfile and numpy raise for damaged or hostile archives, beside a ValueError."""
 
 
 def read_arrays(content: bytes | IO[bytes], only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
@@ -28,10 +45,12 @@ def read_arrays(content: bytes | IO[bytes], only: Collection[str] | None = None)
                 raise ValueError(f"{len(members)} arrays; allowed: up to {MOST_ARRAYS}")
             if (unpacked := sum(member.file_size for member in members)) > MOST_UNPACKED:
                 raise ValueError(f"{unpacked} bytes when unpacked; allowed: up to {MOST_UNPACKED}")
+            if other := [member.filename for member in members if member.compress_type not in _METHODS]:
+                raise ValueError(f"{other[0]!r} is compressed in another way; allowed: stored or deflated")
             # A member that holds more than it announces is not read beyond that.
             named = {member.filename.removesuffix(".npy"): member for member in members}
             return {name: _read_array(archive, each) for name, each in named.items() if only is None or name in only}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

@@ -8,8 +8,9 @@ import shutil
 import stat
 from pathlib import Path
 
-MOST_BYTES, MOST_METADATA = 16 * 1024**3, 256 * 1024**2
-"""Bytes of any file of a bundle, and of its manifest, rule or golden file; of those, megabytes are usual."""
+MOST_BYTES, MOST_METADATA, MOST_MANIFEST = 16 * 1024**3, 256 * 1024**2, 8 * 1024**2
+"""Bytes of any file of a bundle, of its rule or golden file, where megabytes are usual, and of its manifest, where
+kilobytes are usual and every byte may take a hundred once it is parsed."""
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:

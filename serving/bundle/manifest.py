@@ -23,7 +23,7 @@ from serving.bundle.card import model_card
 from serving.bundle.decision import OUTPUT_NAMES, Rule, threshold
 from serving.bundle.embedding import Embedding
 from serving.bundle.errors import BundleError
-from serving.bundle.files import MOST_BYTES, MOST_METADATA, read_regular
+from serving.bundle.files import MOST_BYTES, MOST_MANIFEST, MOST_METADATA, read_regular
 from serving.bundle.labels import check_labels
 from serving.bundle.layout import (
     CARD,
@@ -378,7 +378,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest alone, checked: its other files may be missing."""
     path = folder / MANIFEST
     try:
-        content = read_regular(path, MOST_METADATA)
+        content = read_regular(path, MOST_MANIFEST)
     except FileNotFoundError:
         raise BundleError(f"{folder}: no {MANIFEST}, so this is not a bundle") from None
     except OSError as error:
@@ -408,8 +408,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             f"{EXPORT_AGAIN}"
         )
     for name in manifest.files:
-        if name == ".." or Path(name).name != name:
-            raise BundleError(f"{path}: file name {name!r} is outside the bundle")
+        if name == ".." or Path(name).name != name or not name.isprintable():
+            raise BundleError(f"{path}: file name {name!r} is outside the bundle, or not printable")
     return manifest
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from serving.bundle.directory import WriteError, check_target, fresh_directory, move_into_place
 from serving.bundle.errors import BundleError
-from serving.bundle.files import MOST_BYTES, MOST_METADATA
+from serving.bundle.files import MOST_BYTES, MOST_MANIFEST
 from serving.bundle.layout import CARD, MANIFEST
 from serving.bundle.manifest import FileInfo, Manifest, describe_file, load_bundle, parse_manifest
 
@@ -92,11 +92,11 @@ class _Place:
         """The content of a file of limited size; None if it is not there."""
         try:
             with self.system.open(self.path(*names), "rb") as file:
-                content = bytes(file.read(MOST_METADATA + 1))
+                content = bytes(file.read(MOST_MANIFEST + 1))
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
-        if len(content) > MOST_METADATA:
-            raise TransferError(f"{self.url}/{'/'.join(names)}: too large; allowed: up to {MOST_METADATA} bytes")
+        if len(content) > MOST_MANIFEST:
+            raise TransferError(f"{self.url}/{'/'.join(names)}: too large; allowed: up to {MOST_MANIFEST} bytes")
         return content
 
     def write_small(self, content: bytes, *names: str) -> None:

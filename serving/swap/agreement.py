@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from serving.bundle.atomic import replace_file, replacing
 from serving.bundle.errors import BundleError
-from serving.bundle.files import MOST_METADATA, copy_regular, read_regular
+from serving.bundle.files import MOST_MANIFEST, copy_regular, read_regular
 from serving.bundle.layout import MANIFEST
 
 PREFIX = "openworld-"
@@ -47,7 +47,7 @@ class BundleLocation(_File):
     def of(cls, path: Path) -> BundleLocation:
         """With the version that the manifest names; it is verified when the bundle is loaded."""
         try:
-            return cls(path=path, version=str(from_json(read_regular(path / MANIFEST, MOST_METADATA))["version"]))
+            return cls(path=path, version=str(from_json(read_regular(path / MANIFEST, MOST_MANIFEST))["version"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BundleError(f"{path / MANIFEST}: has no version: {error}") from error
 

@@ -14,6 +14,7 @@ import pytest
 
 from serving.bundle.decision import OUTPUT_NAMES
 from serving.bundle.errors import BundleError
+from serving.bundle.files import MOST_MANIFEST
 from serving.bundle.layout import GOLDEN, MANIFEST, RULE
 from serving.bundle.manifest import FORMAT, load_bundle
 from tests.helpers_serving import GRAPH, SPEC, edit_manifest, reseal
@@ -121,7 +122,7 @@ def test_a_version_does_not_depend_on_what_came_before(copy: Path) -> None:
     assert load_bundle(copy).manifest.version != version
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../b", ".."])
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../b", "..", "a\0b", "\x1b[2J"])
 def test_a_file_name_may_not_leave_the_bundle(copy: Path, name: str) -> None:
     files = {key: info.model_dump() for key, info in load_bundle(copy).manifest.files.items()}
     edit_manifest(copy, files={**files, name: {"sha256": "0", "size": 0}})
@@ -183,6 +184,22 @@ def npz(*members: tuple[str, bytes]) -> bytes:
     return stored.getvalue()
 
 
+def damaged_npz(method: int) -> bytes:
+    """An archive with one member, of which the compressed bytes are changed."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", method) as archive:
+        archive.writestr("pixels.npy", npy_header("(2000,)") + bytes(range(250)) * 8)
+    content = bytearray(stored.getvalue())
+    start = 30 + len("pixels.npy") + 9
+    content[start : start + 16] = bytes(byte ^ 0xFF for byte in content[start : start + 16])
+    return bytes(content)
+
+
+def npy_text(text: bytes) -> bytes:
+    """An array whose header is any text."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n" + bytes(50)
+
+
 def npy_header(shape: str, kind: str = "|u1") -> bytes:
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
@@ -195,6 +212,13 @@ HOSTILE_GOLDEN = {
     "many members": (npz(*[(f"{number}.npy", b"") for number in range(1100)]), "1100 arrays"),
     "objects": (npz(("pixels.npy", npy_header("(1,)", "|O") + b"12345678")), "allowed: numbers"),
     "a long header": (npz(("pixels.npy", npy_header("(" + "1," * 20_000 + ")"))), "header|dictionary|large"),
+    "bzip2": (damaged_npz(zipfile.ZIP_BZIP2), "allowed: stored or deflated"),
+    "LZMA": (damaged_npz(zipfile.ZIP_LZMA), "allowed: stored or deflated"),
+    "damaged": (damaged_npz(zipfile.ZIP_DEFLATED), "error|CRC"),
+    "a header of signs": (npz(("pixels.npy", npy_text(b"-" * 9000 + b"1"))), "MemoryError|RecursionError|malformed"),
+    "a header of brackets": (npz(("pixels.npy", npy_text(b"(" * 9000))), "TokenError|SyntaxError|header|MemoryError"),
+    "a shape that is no number": (npz(("pixels.npy", npy_header("(True,)") + b"1")), "TypeError|allowed|shape"),
+    "a shape beyond all integers": (npz(("pixels.npy", npy_header(f"(0, {2**70})"))), "OverflowError|large|dimension"),
 }
 
 
@@ -216,6 +240,14 @@ def test_a_nested_manifest_is_refused(copy: Path, opening: bytes) -> None:
     (copy / MANIFEST).write_bytes(opening * 100_000)
     with pytest.raises(BundleError, match="cannot be read as JSON: recursion limit exceeded"):
         load_bundle(copy)
+
+
+def test_a_manifest_of_many_megabytes_is_refused_before_it_is_parsed(copy: Path) -> None:
+    (copy / MANIFEST).write_bytes(b"[" + b"[]," * 3_000_000 + b"0]")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=f"{MANIFEST}: cannot be read.*allowed: up to {MOST_MANIFEST}"):
+        load_bundle(copy)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 def test_a_nested_rule_is_refused(copy: Path) -> None:

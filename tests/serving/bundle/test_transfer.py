@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from export.cli import main
 from serving.bundle.errors import BundleError
+from serving.bundle.files import MOST_MANIFEST
 from serving.bundle.layout import CARD, MANIFEST, POOLED, TRUNK
 from serving.bundle.manifest import load_bundle
 from serving.bundle.transfer import CURRENT, HUB_CARD, TransferError, pull, push
@@ -153,6 +154,7 @@ def edited(content: bytes) -> bytes:
         (MANIFEST, lambda _: None, "no bundle, or one half sent"),
         (MANIFEST, edited, "corrupt or edited"),
         (MANIFEST, lambda _: b"{", "cannot be read as JSON"),
+        (MANIFEST, lambda _: b" " * (MOST_MANIFEST + 1), r"manifest\.json: too large"),
         (f"../{CURRENT}", lambda _: b"../../etc", "allowed: the version of a bundle"),
     ],
 )
