@@ -62,11 +62,14 @@ bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets MNIST, UNKNOWN= is a folder of other images)
 	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATA),--data $(DATA)) --unknown $(UNKNOWN)
 
+# Counts are shown while a campaign runs, so that one that is stopped has some.
+CAMPAIGN = OMP_NUM_THREADS=1 $(PY) -m pytest --soak -s -p no:xdist
+
 soak: $(VENV)/dev ## Kill, restart and fill up everything for a long time; prints counts
-	$(PY) -m pytest tests/soak --soak --ignore tests/soak/test_structures.py --ignore tests/soak/test_requests.py
+	$(CAMPAIGN) tests/soak --ignore tests/soak/test_structures.py --ignore tests/soak/test_requests.py
 
 fuzz: $(VENV)/dev ## Send hostile files and requests for a long time; prints counts
-	$(PY) -m pytest tests/soak/test_structures.py tests/soak/test_requests.py --soak
+	$(CAMPAIGN) tests/soak/test_structures.py tests/soak/test_requests.py
 
 audit: $(VENV)/audit ## Look up the pinned versions in a database of vulnerabilities (OSV= names a copy, for work without a network)
 	$(if $(OSV),$(PY) .ci/audit.py $(OSV),.venv-audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt)

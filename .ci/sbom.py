@@ -38,6 +38,21 @@ packages. Every bento contains the bill.
 Weights from torchvision, timm or a file of your own have the licence of their publisher. A network learned from scratch
 is yours. No data set is part of the project: the digits that the default learns come with scikit-learn (BSD-3-Clause).
 
+## Packages that a server only has if they are asked for
+
+The bill and the list below are of a server as it is installed without extras. These extras add packages to a server or
+to a command beside it; what those packages need themselves, and everything that only learning needs (extras `train`,
+`photos`, `timm` and those of trackers), is not listed.
+
+| extra | package | licence |
+|---|---|---|
+| `postgres` | psycopg, psycopg-binary | LGPL-3.0-only |
+| `client` | httpx | BSD-3-Clause |
+| `huggingface` | huggingface_hub | Apache-2.0 |
+| `batch` | pyarrow | Apache-2.0 |
+| `ray` | ray, pyarrow | Apache-2.0 |
+| `umap` | umap-learn | BSD-3-Clause |
+
 ## Packages
 
 | package | version | licence |

@@ -14,7 +14,8 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from serving.bundle.pixels import LIMITS, MOST_UNPACKED
+from serving.bundle.pixels import LIMITS
+from serving.bundle.png_limits import MOST_UNPACKED
 from tests.helpers_serving import png, saved
 
 SIZE = 10 * 1024 * 1024 - 8 * 1024
@@ -108,8 +109,8 @@ WEBP_FILLINGS: dict[str, Filling] = {
 def picture(size: tuple[int, int], mode: str, noisy: bool = False) -> Image.Image:
     """Flat, or as large in bytes as an image within the limits can be."""
     if noisy:
-        side = np.random.default_rng(0).integers(0, 256, (min(size[1], 1500), min(size[0], 1500), 3), dtype=np.uint8)
-        return Image.fromarray(side).convert(mode)
+        numbers = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        return Image.fromarray(numbers).convert(mode)
     return Image.new(mode, size, 128)
 
 
@@ -175,14 +176,14 @@ def adam7(width: int, height: int, *, depth: int = 16, colour: int = 6) -> bytes
     """An interlaced PNG: seven passes over its pixels."""
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
     passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-    raw = bytearray()
+    packer, packed = zlib.compressobj(1), []
     for left, top, across, down in passes:
         columns, rows = -(-(width - left) // across), -(-(height - top) // down)
         if columns > 0 and rows > 0:
             # Paeth's filter is the slowest.
-            raw += (b"\x04" + bytes(columns * channels * depth // 8)) * rows
+            packed += [packer.compress(b"\x04" + bytes(columns * channels * depth // 8)) for _ in range(rows)]
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 1)
-    return png((b"IHDR", header), (b"IDAT", zlib.compress(bytes(raw), 1)))
+    return png((b"IHDR", header), (b"IDAT", b"".join((*packed, packer.flush()))))
 
 
 def filtered(width: int, height: int, *, depth: int = 8, colour: int = 6, noise: int = 3000) -> bytes:
@@ -194,6 +195,39 @@ def filtered(width: int, height: int, *, depth: int = 8, colour: int = 6, noise:
     packed += [packer.compress(b"\x04" + bytes(row - 1)) for _ in range(height - random_rows)]
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     return png((b"IHDR", header), (b"IDAT", b"".join((*packed, packer.flush()))))
+
+
+def empty_blocks(size: int) -> bytes:
+    """Deflate blocks that consist of the tables for their codes and of nothing else: 14 bytes, and a microsecond."""
+    bits: list[int] = []
+
+    def put(value: int, count: int) -> None:
+        bits.extend(value >> place & 1 for place in range(count))
+
+    for _ in range(8):
+        # Not the last block, tables of its own, 257 and 1 codes, 18 lengths of the codes for lengths: of these, 1 and
+        # "many zeros" have one bit.
+        for value, count in ((0, 1), (2, 2), (0, 5), (0, 5), (14, 4)):
+            put(value, count)
+        for place in range(18):
+            put(place in (2, 17), 3)
+        # 138 zeros and 118 zeros, a one for the end of the block, a one for the distances; then that end.
+        for value, count in ((1, 1), (127, 7), (1, 1), (107, 7), (0, 1), (0, 1), (0, 1)):
+            put(value, count)
+    unit = np.packbits(bits, bitorder="little").tobytes()
+    return fitted(unit, size)
+
+
+def with_empty_blocks(side: int, size: int) -> bytes:
+    """A black RGB image, with so many bytes of empty blocks before its pixels."""
+    rows = bytes(1 + 3 * side) * side
+    body = b"\x78\x01" + empty_blocks(size) + zlib.compress(rows, 1, -15) + struct.pack(">I", zlib.adler32(rows))
+    return png((b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", body))
+
+
+def with_first_header(content: bytes) -> bytes:
+    """A PNG file with another header before its own: of one bit per pixel."""
+    return content[:8] + chunk(b"IHDR", content[16:24] + b"\1\0\0\0\0") + content[8:]
 
 
 def worst_known(length: int = SIZE) -> Iterator[tuple[str, bytes]]:
@@ -238,15 +272,29 @@ def expensive() -> Iterator[tuple[str, bytes]]:
         yield f"PNG {mode}", png_with(chunk(b"eXIf", _turned(5)), (side, side), mode)
     yield "PNG too large to unpack", filtered(*size, noise=0)
     yield "PNG transparent colour", png_with(chunk(b"tRNS", bytes(6)), (5400, 5400))
+    yield "PNG transparent colour at the end", png_with(chunk(b"tRNS", bytes(6)), (5400, 5400), last=True)
+    yield "PNG transparent colour at the end, 50 megapixels", png_with(chunk(b"tRNS", bytes(6)), size, last=True)
+    yield "PNG interlaced RGBA of 16 bits, 50 megapixels", (interlaced := adam7(*size))
+    yield "PNG interlaced RGBA of 16 bits behind another header", with_first_header(interlaced)
+    yield "PNG empty blocks, 1 x 1", with_empty_blocks(1, FULL_SIZE)
+    for side in (2400, 4000, FULL_SIDE):
+        for size_of_blocks in (1_000_000, 4_000_000, FULL_SIZE - 1_000_000):
+            yield (
+                f"PNG {size_of_blocks} bytes of empty blocks, {side} x {side}",
+                with_empty_blocks(side, size_of_blocks),
+            )
+    yield "PNG noise", filtered(FULL_SIDE, FULL_SIDE, colour=2, noise=31_000)
     yield "PNG data in pieces", png_with(fitted(chunk(b"IDAT"), 12 * 4000), size)
     yield "WebP", encoded(webp, "RGB", "WEBP", method=0)
     yield "WebP noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, quality=100)
     yield "WebP lossless noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, lossless=True)
+    yield "WebP noise of 32 MB", encoded((3250, 3250), "RGB", "WEBP", noisy=True, method=0, lossless=True, quality=0)
     yield "WebP lossless", encoded(webp, "RGBA", "WEBP", method=0, lossless=True)
     yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), webp)
     yield "BMP", bmp(*size, 1, bytes((-(-size[0] // 32) * 4) * size[1]), colours=2)
     yield "BMP 4 bits", bmp(*size, 4, bytes((-(-size[0] // 8) * 4) * size[1]), colours=16)
     yield "BMP 16 bits", bmp(4000, 4000, 16, bytes(4000 * 4000 * 2))
+    yield "BMP 24 bits", bmp(3340, 3340, 24, bytes(range(256)) * (3340 * 3340 * 3 // 256 + 1))
 
 
 def _turned(orientation: int) -> bytes:

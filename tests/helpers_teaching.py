@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +159,35 @@ def _task_infos(tasks: tuple[tuple[str, ...], ...], rule: Rule) -> tuple[TaskInf
         )
         for number, labels in enumerate(tasks)
     )
+
+
+def one_image(method: int = zipfile.ZIP_STORED, name: str = "yak/1.png") -> bytes:
+    """An archive with a folder and an image in it."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", method) as archive:
+        archive.writestr(name, picture("yak", 1))
+    return stored.getvalue()
+
+
+def damaged(method: int) -> bytes:
+    """... of which the compressed bytes are changed, after the nine that LZMA begins with."""
+    content, start = bytearray(one_image(method)), 30 + len("yak/1.png") + 9
+    content[start : start + 16] = bytes(byte ^ 0xFF for byte in content[start : start + 16])
+    return bytes(content)
+
+
+def shifted() -> bytes:
+    """... whose directory is said to be a thousand bytes further on."""
+    content = bytearray(one_image())
+    end = content.rindex(b"PK\x05\x06")
+    struct.pack_into("<I", content, end + 16, struct.unpack_from("<I", content, end + 16)[0] + 1000)
+    return bytes(content)
+
+
+HOSTILE_ARCHIVES = {
+    "a name that is no text": (one_image(name="y\u00e9k/1.png").replace(b"\xc3\xa9", b"\xff\xff"), "can't decode byte"),
+    "bzip2": (damaged(zipfile.ZIP_BZIP2), "allowed: stored or deflated"),
+    "LZMA": (damaged(zipfile.ZIP_LZMA), "allowed: stored or deflated"),
+    "a directory elsewhere": (shifted(), "negative seek value"),
+}
+"""Archives that zipfile does not call bad, each with a part of the message."""

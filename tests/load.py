@@ -94,6 +94,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
+        self._head_only = False
 
     async def ask(self, port: int, number: int, request: bytes) -> Reply:
         loop = asyncio.get_running_loop()
@@ -101,6 +102,7 @@ class _Connection(asyncio.Protocol):
             await loop.create_connection(lambda: self, "127.0.0.1", port)
         assert self._transport is not None
         self._buffer, self._waiting = b"", loop.create_future()
+        self._head_only = request.startswith(b"HEAD ")
         sent = time.perf_counter()
         self._transport.write(request)
         timer = loop.call_later(PATIENCE, self._transport.abort)
@@ -124,7 +126,9 @@ class _Connection(asyncio.Protocol):
             return
         lower = head.lower()
         start = lower.find(b"\r\ncontent-length:")
-        if start >= 0:
+        if self._head_only:
+            complete = True
+        elif start >= 0:
             complete = len(body) >= int(lower[start + 17 :].partition(b"\r\n")[0])
         elif b"\r\ntransfer-encoding: chunked" in lower:
             # The chunks are not joined: only the status of such a response is of interest.

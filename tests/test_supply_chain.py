@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,20 @@ def test_every_package_of_the_bill_has_a_licence_and_is_listed(bill: dict[str, A
         assert each["licenses"], each["name"]
         assert f"| {each['name']} | {each['version']} | " in page
     assert "not stated" not in page
+
+
+def test_every_package_of_an_extra_that_a_server_uses_has_a_licence() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs/reference/licences.md").read_text().splitlines()]
+    terms = {row[0].strip("`"): row[1:] for row in rows if len(row) == 3 and row[0].startswith("`")}
+    assert set(terms) == set(extras) - {"train", "photos", "timm", "tensorboard", "mlflow", "wandb", "dev", "bench"}
+    for extra, (packages, licence) in terms.items():
+        for requirement in extras[extra]:
+            name = requirement.partition("[")[0]
+            assert name in packages.split(", ")
+            declared = metadata(name)
+            stated = str(declared.get("License-Expression") or declared.get("License"))
+            assert stated.replace(" ", "-") in (licence, licence.removesuffix("-3-Clause"))
 
 
 def audit(database: Path, pins: str, folder: Path) -> subprocess.CompletedProcess[str]:

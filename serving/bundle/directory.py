@@ -68,6 +68,14 @@ def recover(parent: Path, name: str) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
+def recover_missing(folder: Path) -> None:
+    """Put a bundle back that is not there because the process that replaced it was killed; does nothing otherwise."""
+    if not os.path.lexists(folder):
+        # Where nothing can be written, whoever reads the bundle reports that there is none.
+        with contextlib.suppress(OSError):
+            recover(folder.absolute().parent, folder.name)
+
+
 def _locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
     """A new folder and the descriptor that holds its lock."""
     while True:

@@ -25,6 +25,7 @@ from PIL.JpegImagePlugin import get_sampling
 
 from serving.bundle.errors import ImageError
 from serving.bundle.manifest import ImageSpec
+from serving.bundle.png_limits import check_unpacked, png_file
 from serving.bundle.structure import Structure, examine
 
 _SIGNATURES = {
@@ -58,11 +59,6 @@ _FIRST_ROW_LAST = {_UPRIGHT[orientation] for orientation in (3, 4, 6, 7)}
 MOST_SCANNED = 700_000_000
 """Pixels in all scans of a JPEG file together, at most a second of processor time; a progressive one has 14 scans."""
 
-MOST_UNPACKED = 150_000_000
-"""Bytes of a PNG file's pixels once they are unpacked, at most a second of processor time: 50 million pixels of RGB
-with 8 bits. Those of an interlaced file count twice. Transparency counts as two bytes per pixel more, because pixels
-have to be laid over the background."""
-
 STRIP = 256 * 1024
 """Pixels of a large image that are converted at a time, to bound memory."""
 
@@ -74,8 +70,6 @@ SPARE = 2
 
 _BYTES = {"WEBP": 16, "JPEG": 4, "PNG": 4, "BMP": 4}
 """Bytes of memory per pixel while an image is decoded, at most; test_pixels.py measures them."""
-_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Numbers per pixel by PNG's colour type: grey, RGB, palette, grey with alpha, RGBA."""
 _COEFFICIENTS = {0: 6, 1: 4, 2: 3}
 """Bytes per pixel of a progressive JPEG file in colour, all of which the decoder holds: by its colour subsampling."""
 
@@ -123,7 +117,8 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
     with _broken_if_unreadable(f"{len(content)} bytes of {kind}"):
         structure = examine(content, kind)
         try:
-            image = Image.open(io.BytesIO(structure.content), formats=(kind,))
+            file = png_file(structure) if kind == "PNG" else io.BytesIO(structure.content)
+            image = Image.open(file, formats=(kind,))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             allowed = f"up to {limits.pixels} pixels"
             raise ImageError("too_many_pixels", "image too large", got=str(error), allowed=allowed) from None
@@ -131,7 +126,7 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         _check_memory(image, kind, limits)
         _check_scans(image.size, structure)
         if kind == "PNG":
-            _check_unpacked(image, structure.content)
+            check_unpacked(structure)
     image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans}
     if kind == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
         # Pillow decodes it in Python, which would block every other request for seconds.
@@ -250,18 +245,6 @@ def _check_scans(size: tuple[int, int], structure: Structure) -> None:
     if (scanned := structure.scans * size[0] * size[1]) > MOST_SCANNED:
         got, allowed = f"{structure.scans} with {scanned} pixels in all", f"up to {MOST_SCANNED} pixels in all scans"
         raise ImageError("broken_image", "too many scans", got=got, allowed=allowed)
-
-
-def _check_unpacked(image: Image.Image, content: bytes) -> None:
-    """Refuse a PNG file whose pixels take too long to unpack; Pillow has accepted its header."""
-    depth, colour, interlaced = content[24], content[25], bool(content[28])
-    bits, clear = depth * _PNG_CHANNELS.get(colour, 4), colour >= 4 or "transparency" in image.info
-    each = (bits + 16 * clear) * (1 + interlaced)
-    if image.width * image.height * each > 8 * MOST_UNPACKED:
-        kind = f"{'interlaced ' * interlaced}PNG{' with transparency' * clear}"
-        got = f"{kind} of {image.width} x {image.height} pixels of {bits} bits"
-        allowed = f"up to {8 * MOST_UNPACKED // each} of these pixels"
-        raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
 
 
 def decoding_work(image: Image.Image) -> int:

@@ -40,6 +40,10 @@ class Structure:
     """EXIF's: 1 is upright."""
     scans: int = 1
     """How often the decoder processes all pixels: the scans of a progressive JPEG file, each times its components."""
+    packed: int = 0
+    """Bytes that the pixels of a PNG file are packed into."""
+    transparent: bool = False
+    """Whether a PNG file has a chunk with transparent colours, wherever it is."""
 
 
 def examine(content: bytes, kind: str) -> Structure:
@@ -122,23 +126,32 @@ def _scans(content: bytes) -> int:
 # PNG
 
 _PNG_HEAD = 8
+_PNG_HEADER = b"\0\0\0\x0dIHDR"
 _PIXEL_CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 _PNG_XMP = b"XML:com.adobe.xmp\0\0\0"
 """The keyword of an uncompressed text, before its language and its translated keyword."""
 
 
 def _png(content: bytes) -> Structure:
-    metadata = _Metadata()
+    # Decoders take the last header, and our limits are checked against the first.
+    if not content.startswith(_PNG_HEADER, _PNG_HEAD):
+        raise _broken("no header", got=f"{content[_PNG_HEAD : _PNG_HEAD + 8]!r} at byte {_PNG_HEAD}")
+    metadata, packed, transparent = _Metadata(), 0, False
     kept, place, dropped = [content[:_PNG_HEAD]], _PNG_HEAD, False
     for _ in range(most_segments(len(content))):
         if place + 8 > len(content):
             # Pillow reports what is missing, if anything is.
-            return Structure(b"".join(kept) if dropped else content, metadata.orientation())
+            kept_content = b"".join(kept) if dropped else content
+            return Structure(kept_content, metadata.orientation(), packed=packed, transparent=transparent)
         name = content[place + 4 : place + 8]
         # Length, name, content and checksum.
         end = place + 12 + int.from_bytes(content[place : place + 4])
+        if name == b"IHDR" and place != _PNG_HEAD:
+            raise _broken("second header", got=f"IHDR at byte {place}")
         if name in _PIXEL_CHUNKS:
             kept.append(content[place:end])
+            packed += (end - place) * (name == b"IDAT")
+            transparent |= name == b"tRNS"
         elif name[0] & 32:
             dropped = True
             if name == b"eXIf":

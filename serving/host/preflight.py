@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from serving.bundle.directory import recover_missing
 from serving.bundle.errors import BundleError
 from serving.bundle.shelf import Shelf
 from serving.bundle.terminal import escaped
@@ -29,6 +30,7 @@ def bentoml_home() -> Path:
 def first_bundle(settings: Settings) -> Path:
     """The bundle that is served at first."""
     if settings.bundles is None:
+        recover_missing(settings.bundle)
         return settings.bundle
     current = Shelf(settings.bundles).current()
     if current is None:

@@ -69,7 +69,7 @@ class Job:
         content = self.read()
         self.image = open_image(content, limits)
         self.work = decoding_work(self.image)
-        self.large = self.work > LARGE or len(content) > LARGE_FILE
+        self.large = is_large(self.image, len(content))
         if keep_content:
             self.content = content
         self.queued_at = time.perf_counter()
@@ -121,6 +121,11 @@ def answer_batch(batch: list[Job], *, features: bool) -> list[str | RequestError
         job.queue_seconds += started - job.queued_at
         job.inference_seconds = seconds
     return answers
+
+
+def is_large(image: Image, size: int) -> bool:
+    """Whether an opened image, from a file of so many bytes, takes so long that only one such is decoded at a time."""
+    return decoding_work(image) > LARGE or size > LARGE_FILE
 
 
 def _not_finite() -> OutputError:

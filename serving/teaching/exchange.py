@@ -36,8 +36,16 @@ MOST_FAILED = 100
 """Files that were not imported and are named in the response."""
 TASKS = "tasks.json"
 _ENDINGS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp", "BMP": "bmp"}
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError)
-"""What a damaged, encrypted or hostile archive raises."""
+MOST_ENTRIES = 25_000
+"""Entries of an archive, folders and hidden files included: each takes a thousand bytes once the directory is read."""
+MOST_UNPACKED = 1024**3
+"""Bytes that are unpacked from an archive, or four times its size if that is more."""
+MOST_PARTS = 1_000_000
+"""Commas and opening brackets of Label Studio's JSON, which writes less than a hundred per task."""
+_ENTRY = b"PK\x01\x02"
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError)
+"""What zipfile raises for a damaged, encrypted or hostile archive."""
 _NOT_IN_PATHS = '/\\:*?"<>|'
 _ESCAPED = re.compile("%(2F|5C|3A|2A|3F|22|3C|3E|7C|25|2E|20|5F)", re.IGNORECASE)
 """What `folder_of` writes."""
@@ -104,27 +112,39 @@ def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Li
 
 def read_labelled(content: bytes, limits: Limits) -> Iterator[Labelled | Unusable]:
     """The labelled images of an archive, or of Label Studio's JSON with data: URLs."""
-    if content[:4] != b"PK\x03\x04":
+    if not content.startswith(b"PK"):
         yield from _from_tasks(_read_json(content), None, limits)
         return
+    with _opened(content) as archive:
+        files = {each.filename: each for each in archive.infolist() if not _hidden(each)}
+        if len(files) > MOST_FILES:
+            raise MalformedRequestError("too many files", got=str(len(files)), allowed=f"up to {MOST_FILES}")
+        most = max(MOST_UNPACKED, 4 * len(content))
+        if (unpacked := sum(each.file_size for each in files.values())) > most:
+            raise MalformedRequestError("archive too large", got=f"{unpacked} bytes", allowed=f"up to {most} bytes")
+        for name in sorted(files, key=lambda each: each.count("/")):
+            if name.endswith(".json") and (tasks := _tasks(archive, files[name], limits)) is not None:
+                yield from _from_tasks(tasks, ArchivedImages(archive, files, most), limits)
+                return
+        for name, each in files.items():
+            folder = label_of(PurePosixPath(name).parent.name)
+            if not folder:
+                yield Unusable(name, "it is in no folder, and folders are the classes")
+                continue
+            try:
+                image = _member(archive, each, limits)
+            except MalformedRequestError as error:
+                yield Unusable(name, str(error))
+                continue
+            yield Labelled(name, folder, image)
+
+
+def _opened(content: bytes) -> zipfile.ZipFile:
+    """An archive whose directory is read only if it is not too long."""
+    if (entries := content.count(_ENTRY)) > MOST_ENTRIES:
+        raise MalformedRequestError("too many files", got=f"{entries} entries", allowed=f"up to {MOST_ENTRIES}")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            files = {each.filename: each for each in archive.infolist() if not _hidden(each)}
-            if len(files) > MOST_FILES:
-                raise MalformedRequestError("too many files", got=str(len(files)), allowed=f"up to {MOST_FILES}")
-            for name in sorted(files, key=lambda each: each.count("/")):
-                if name.endswith(".json") and (tasks := _tasks(archive, files[name], limits)) is not None:
-                    yield from _from_tasks(tasks, ArchivedImages(archive, files), limits)
-                    return
-            for name, each in files.items():
-                folder = label_of(PurePosixPath(name).parent.name)
-                if not folder:
-                    yield Unusable(name, "it is in no folder, and folders are the classes")
-                    continue
-                try:
-                    yield Labelled(name, folder, _member(archive, each, limits))
-                except (MalformedRequestError, *_UNREADABLE) as error:
-                    yield Unusable(name, str(error))
+        return zipfile.ZipFile(io.BytesIO(content))
     except _UNREADABLE as error:
         raise MalformedRequestError("archive cannot be read", got=str(error), allowed=_ALLOWED) from None
 
@@ -132,16 +152,24 @@ def read_labelled(content: bytes, limits: Limits) -> Iterator[Labelled | Unusabl
 class ArchivedImages:
     """Finds the file that a task of Label Studio names, which often is not the path that it has in an archive."""
 
-    def __init__(self, archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo]) -> None:
-        self._archive, self._files = archive, files
+    def __init__(self, archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo], most: int) -> None:
+        self._archive, self._files, self._left = archive, files, most
         self._by_base: dict[str, list[str]] = {}
         for name in files:
             self._by_base.setdefault(PurePosixPath(name).name, []).append(name)
 
     def read(self, image: str, limits: Limits) -> bytes:
         """The content; a LookupError if no file fits, or if several fit equally well."""
+        found = self._files[self._name_of(image)]
+        # Many tasks may name the same file.
+        self._left -= found.file_size
+        if self._left < 0:
+            raise LookupError(f"{image[:200]} is not unpacked: the tasks unpack to too many bytes")
+        return _member(self._archive, found, limits)
+
+    def _name_of(self, image: str) -> str:
         if image in self._files:
-            return _member(self._archive, self._files[image], limits)
+            return image
         # Label Studio puts folders and parameters before the name that the file had, and numbers in front of it.
         path = PurePosixPath(unquote(image).replace("?d=", "/"))
         for base in dict.fromkeys((path.name, _UPLOADED.sub("", path.name))):
@@ -150,7 +178,7 @@ class ArchivedImages:
                 best = [name for name, fit in fits.items() if fit == max(fits.values())]
                 if len(best) > 1:
                     raise LookupError(f"{image[:200]} may be {' or '.join(best[:3])}")
-                return _member(self._archive, self._files[best[0]], limits)
+                return best[0]
         raise LookupError(f"{image[:200]} is not in the archive, and nothing is fetched")
 
 
@@ -177,7 +205,7 @@ def _from_tasks(tasks: Any, images: ArchivedImages | None, limits: Limits) -> It
                 yield Unusable(name, f"{image[:200]} is not in the JSON itself, and nothing is fetched")
                 continue
             yield Labelled(name, label, images.read(image, limits))
-        except (AttributeError, LookupError, TypeError, ValueError, MalformedRequestError, *_UNREADABLE) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, MalformedRequestError) as error:
             # JSON of any shape: a text in place of a list, a list in place of an object.
             yield Unusable(name, f"not understood: {type(error).__name__} {error}"[:300])
 
@@ -207,6 +235,10 @@ def _task(number: int, name: str, label: str) -> dict[str, Any]:
 
 
 def _read_json(content: bytes) -> Any:
+    # Each small value takes many times its two bytes once it is parsed.
+    if (parts := content.count(b",") + content.count(b"[") + content.count(b"{")) > MOST_PARTS:
+        got = f"{parts} commas and opening brackets"
+        raise MalformedRequestError("JSON has too many parts", got=got, allowed=f"up to {MOST_PARTS}")
     try:
         return from_json(content)
     except ValueError as error:
@@ -216,8 +248,14 @@ def _read_json(content: bytes) -> Any:
 def _member(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> bytes:
     """The content of a file, which is not unpacked beyond the size of an image."""
     most = limits.size
-    with archive.open(each) as file:
-        content = file.read(most + 1)
+    if each.compress_type not in _METHODS:
+        got = f"compression method {each.compress_type}"
+        raise MalformedRequestError("file cannot be unpacked", got=got, allowed="stored or deflated")
+    try:
+        with archive.open(each) as file:
+            content = file.read(most + 1)
+    except _UNREADABLE as error:
+        raise MalformedRequestError("file cannot be unpacked", got=str(error), allowed=_ALLOWED) from None
     if len(content) > most:
         raise MalformedRequestError("file too large", got=f"{each.file_size} bytes", allowed=f"up to {most} bytes")
     return content
@@ -252,7 +290,7 @@ def _tasks(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> A
         return _read_json(_member(archive, each, limits))
     try:
         found = _read_json(_member(archive, each, limits))
-    except (MalformedRequestError, *_UNREADABLE):
+    except MalformedRequestError:
         return None
     return found if isinstance(found, list) and found and isinstance(found[0], dict) and "data" in found[0] else None
 

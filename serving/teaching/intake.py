@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,11 +13,15 @@ from serving.bundle.decision import FEATURES, decide
 from serving.bundle.errors import ImageError
 from serving.bundle.pixels import Limits, open_image, to_pixels
 from serving.errors import OutputError, refused_image
+from serving.inference.job import is_large
 from serving.inference.loaded import TRUNK_KEY, LoadedModel
 from serving.quarantine.records import Arrival
 
 if TYPE_CHECKING:
     from serving.quarantine.store import Store
+
+
+_decoding_large = threading.Lock()
 
 
 class Stored(NamedTuple):
@@ -45,7 +51,10 @@ def answered(loaded: LoadedModel, content: bytes, limits: Limits) -> Arrival:
     """An image with its answer and its features; raises a RequestError if it cannot be answered."""
     model = loaded.model
     try:
-        pixels = to_pixels(open_image(content, limits), model.manifest.image)
+        image = open_image(content, limits)
+        # As with predictions: a large image takes much memory while it is decoded.
+        with _decoding_large if is_large(image, len(content)) else contextlib.nullcontext():
+            pixels = to_pixels(image, model.manifest.image)
     except ImageError as error:
         raise refused_image(error) from None
     outputs = model.run(pixels[np.newaxis], features=True)

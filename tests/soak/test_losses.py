@@ -8,13 +8,14 @@ from pathlib import Path
 
 import httpx
 
+from tests.conftest import ReportLine
 from tests.helpers_quarantine import Place, noise
 from tests.helpers_serving import Server, eventually, metric, saved, serving, write_bundle
 from tests.load import workers
 from tests.serving.quarantine.test_quarantine_server import ask, kept, settings
 
 
-def test_what_a_killed_worker_loses_can_be_counted(tmp_path: Path) -> None:
+def test_what_a_killed_worker_loses_can_be_counted(tmp_path: Path, report_line: ReportLine) -> None:
     place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
     names = [f"openworld_quarantine_{name}_total" for name in ("offered", "kept", "copies", "dropped")]
     with serving(tmp_path / "home", write_bundle(tmp_path / "bundle"), settings=settings(place, workers=1)) as server:
@@ -33,7 +34,9 @@ def test_what_a_killed_worker_loses_can_be_counted(tmp_path: Path) -> None:
         ask(server, ask_again)
         eventually(lambda: kept(server, 2))
         offered, *accounted = (metric(server, name) for name in names)
-        assert offered - sum(accounted) == 5
+        lost = offered - sum(accounted)
+        report_line(f"losses: of {offered:.0f} unknown images a killed worker lost 5, and the metrics say {lost:.0f}")
+        assert lost == 5
 
 
 def _answers(server: Server) -> bool:

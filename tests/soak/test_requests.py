@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import itertools
 import json
 import os
 import random
 import re
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -20,10 +25,14 @@ from tests.conftest import ReportLine
 from tests.e2e.test_fuzz import MUTATIONS, originals, wrapped
 from tests.helpers_hostile import hostile
 from tests.helpers_serving import http_get, serving
-from tests.helpers_teaching import picture, write_bundle
+from tests.helpers_teaching import HOSTILE_ARCHIVES, picture, write_bundle
 from tests.load import http_request, megabytes, send, workers
 
 REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "100000"))
+MINUTES = float(os.environ.get("FUZZ_MINUTES", "inf"))
+"""The campaign ends earlier after so many minutes, and counts what it has sent until then."""
+BATCH, RESTS = 500, 10
+"""Requests that are made before they are sent, and how often memory is measured, which takes ten seconds."""
 GROWTH = 50.0
 """Megabytes that a worker may grow from its start to the end."""
 DEADLINE = 30.0
@@ -99,14 +108,47 @@ def _odd_request(operation: Operation, sources: list[bytes], noise: random.Rando
     fields = [(name, noise.choice(WORDS)) for name in (*operation.fields, "nonsense") if noise.random() < 0.7]
     body = b"{" + b",".join(f'"{name}":'.encode() + value for name, value in fields) + b"}"
     kind = "application/json"
-    if operation.takes_file and noise.random() < 0.8:
+    if operation.path == "/teach/import" and noise.random() < 0.9:
+        body, kind = _labels(sources, noise)
+    elif operation.takes_file and noise.random() < 0.8:
         body, kind = noise.choice(sources), "image/png"
     if noise.random() < 0.2:
         body = MUTATIONS[noise.randrange(len(MUTATIONS))](body, noise)
     token = f"Authorization: Bearer {TOKEN}\r\n" if noise.random() < 0.5 else ""
-    request = http_request(path, body, kind, token)
-    # A response to HEAD has a length and no body, which the load generator does not know.
-    return request.replace(b"POST", method.encode(), 1) if method != "HEAD" else request
+    return http_request(path, body, kind, token).replace(b"POST", method.encode(), 1)
+
+
+def _labels(sources: list[bytes], noise: random.Random) -> tuple[bytes, str]:
+    """What /teach/import takes, with any content: an archive of folders or of tasks, or tasks alone."""
+    kind = noise.choice(("hostile", "folders", "tasks", "JSON"))
+    if kind == "hostile":
+        return HOSTILE_ARCHIVES[noise.choice(sorted(HOSTILE_ARCHIVES))][0], "application/zip"
+    images = {f"{noise.choice(('elk', 'x/fox', '', '..'))}/{number}.png": noise.choice(sources) for number in range(4)}
+    names = [
+        *images,
+        *(f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in images.values()),
+        7,
+        None,
+    ]
+    tasks = [_task(noise.choice(names), noise) for _ in range(noise.randrange(6))]
+    if kind == "JSON":
+        return json.dumps(tasks).encode(), "application/json"
+    files = {**images, "tasks.json": json.dumps(tasks).encode()} if kind == "tasks" else images
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", noise.choice((0, 8, 8, 12, 14))) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return stored.getvalue(), "application/zip"
+
+
+def _task(image: object, noise: random.Random) -> object:
+    """A task of Label Studio, of which a part may be something else."""
+
+    def odd(usual: object) -> object:
+        return noise.choice((None, 7, "x", [], {}, [1])) if noise.random() < 0.1 else usual
+
+    result = odd({"type": "choices", "value": odd({"choices": odd([noise.choice(("elk", "", "x" * 300))])})})
+    return odd({"id": odd(7), "data": odd({"image": image}), "annotations": odd([odd({"result": odd([result])})])})
 
 
 def _quoted(value: bytes) -> str:
@@ -125,19 +167,28 @@ def test_no_request_breaks_the_server(tmp_path: Path, report_line: ReportLine) -
         "OPENWORLD_ACCESS_LOG": "off",
         "OMP_NUM_THREADS": "1",
     }
-    noise, counts, slowest = random.Random(20_260_202), Counter[tuple[int, str]](), 0.0
+    noise, counts, slowest, until = (
+        random.Random(20_260_202),
+        Counter[tuple[int, str]](),
+        0.0,
+        monotonic() + 60 * MINUTES,
+    )
     with serving(tmp_path / "home", None, settings=settings) as server:
         running = workers(server, 2)
         known = operations(http_get(f"{server.url}/docs.json").json())
         drawn = requests(REQUESTS, known, noise)
         sizes = [at_rest(running)]
-        for part in range(10):
-            some = [next(drawn) for _ in range(REQUESTS // 10)]
+        while (some := list(itertools.islice(drawn, BATCH))) and monotonic() < until:
             for reply in send(server.port, some, clients=CLIENTS):
                 counts[reply.status, _code(reply.body)] += 1
                 slowest = max(slowest, reply.seconds)
-            sizes.append(at_rest(running))
-            print(f"part {part + 1} of 10: workers {', '.join(f'{size:.0f}' for size in sizes[-1])} MB", flush=True)
+            if counts.total() >= len(sizes) * REQUESTS / RESTS:
+                sizes.append(at_rest(running))
+            # A campaign that is stopped has counted until here.
+            print(
+                f"{counted(counts, slowest)}; workers {', '.join(f'{size:.0f}' for size in sizes[-1])} MB", flush=True
+            )
+        sizes.append(at_rest(running))
         assert workers(server, 2) == running
         before, found, after = server.log.read_text().partition("Traceback")
         assert not found, before[-500:] + found + after[:5000]
@@ -147,13 +198,20 @@ def test_no_request_breaks_the_server(tmp_path: Path, report_line: ReportLine) -
     # The first tenth warms up: pools of memory, threads, and what is only imported when it is needed.
     since_start, grown = (max(b - a for a, b in zip(sizes[i], sizes[-1], strict=True)) for i in (0, 1))
     report_line(
-        f"fuzz: {counts.total()} requests to {len(known)} operations, slowest {slowest:.2f} s; workers were "
+        f"fuzz: {counted(counts, slowest)}; {len(known)} operations; workers were "
         f"{max(sizes[0]):.0f} MB, after a tenth {max(sizes[1]):.0f} MB, at the end {max(sizes[-1]):.0f} MB "
         f"({since_start:+.1f} MB since the start, {grown:+.1f} MB since the first tenth): {shown}"
     )
     assert {status for status, _ in counts if status >= 500} <= {503}
     assert slowest < DEADLINE
     assert since_start <= GROWTH
+
+
+def counted(counts: Counter[tuple[int, str]], slowest: float) -> str:
+    statuses = Counter[int]()
+    for (status, _), count in counts.items():
+        statuses[status] += count
+    return f"{counts.total()} of {REQUESTS} requests, {dict(sorted(statuses.items()))}, slowest {slowest:.2f} s"
 
 
 def at_rest(running: list[psutil.Process]) -> list[float]:

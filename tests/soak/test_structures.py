@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 
 from serving.bundle.errors import ImageError
@@ -28,7 +29,9 @@ SPEC = ImageSpec(height=224, width=224, mode="RGB")
 FILES = int(os.environ.get("FUZZ_FILES", "2000"))
 MOST_SECONDS = 1.0
 MOST_WAITING = 0.5
-"""Seconds of a small request while hostile clients upload: 99 of 100 take less."""
+"""Seconds of a small request while hostile clients upload: 99 of 100 take less, and all on an idle machine."""
+IDLE = 20.0
+"""Per cent of its processors' time that an idle machine uses for other things."""
 CLIENTS, UPLOADS = 8, 10
 
 
@@ -36,21 +39,26 @@ class Taken(NamedTuple):
     """How long a file took, and the file if it is one of those that clients upload."""
 
     seconds: float
+    """Of processor time, for the longest of its readings."""
+    together: float
     name: str
     content: bytes
 
 
-def seconds_of(content: bytes) -> float:
-    """Processor time for an answer, and for the quarantine if the image is accepted; the longer of them."""
-    longest = 0.0
+def taken_by(name: str, content: bytes) -> Taken:
+    """Read a file as for an answer, and if it is accepted as for the quarantine and as for a page."""
+    seconds: list[float] = []
     for read in (lambda content: to_pixels(open_image(content), SPEC), summarize, thumbnail):
         started = time.thread_time()
+        refused = False
         try:
             read(content)
         except ImageError:
-            return max(longest, time.thread_time() - started)
-        longest = max(longest, time.thread_time() - started)
-    return longest
+            refused = True
+        seconds.append(time.thread_time() - started)
+        if refused:
+            break
+    return Taken(max(seconds), sum(seconds), name, content)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +67,7 @@ def known() -> list[Taken]:
     warnings.simplefilter("ignore")
     taken: list[Taken] = []
     for name, content in itertools.chain(worst_known(FULL_SIZE), expensive()):
-        taken.append(Taken(seconds_of(content), name, content))
+        taken.append(taken_by(name, content))
         taken.sort(key=lambda each: -each.seconds)
         # All of them together would take gigabytes.
         taken[CLIENTS:] = [each._replace(content=b"") for each in taken[CLIENTS:]]
@@ -70,10 +78,14 @@ def test_no_file_takes_more_than_a_second(known: list[Taken], report_line: Repor
     warnings.simplefilter("ignore")
     noise = random.Random(20_260_101)
     drawn = (hostile(noise) for _ in range(FILES))
-    taken = [*known, *(Taken(seconds_of(content), name, b"") for name, content in drawn)]
+    taken = [*known, *(taken_by(name, content)._replace(content=b"") for name, content in drawn)]
     taken.sort(key=lambda each: -each.seconds)
     worst = "; ".join(f"{each.seconds:.2f} s {each.name}" for each in taken[:5])
-    report_line(f"hostile structures: {len(taken)} files, at most {taken[0].seconds:.2f} s of processor time: {worst}")
+    together = max(each.together for each in taken)
+    report_line(
+        f"hostile structures: {len(taken)} files, at most {taken[0].seconds:.2f} s of processor time for an answer, "
+        f"for the quarantine's fingerprint or for a thumbnail, at most {together:.2f} s for all three: {worst}"
+    )
     assert taken[0].seconds <= MOST_SECONDS
 
 
@@ -85,6 +97,7 @@ def test_small_requests_stay_quick_while_hostile_clients_upload(
     uploads = [http_request("/predict", content) for content in slowest] * UPLOADS
     small = http_request("/predict", image_bytes())
     bundle = write_bundle(tmp_path / "bundle")
+    others = psutil.cpu_percent(2)
     settings = {"OPENWORLD_WORKERS": "2"}
     with serving(tmp_path / "home", bundle, settings=settings) as server, ThreadPoolExecutor(1) as other:
         alone = [reply.seconds for reply in send(server.port, [small] * 100, clients=1)]
@@ -98,6 +111,7 @@ def test_small_requests_stay_quick_while_hostile_clients_upload(
     median, late, worst = (float(np.quantile(waited, share)) for share in (0.5, 0.99, 1.0))
     report_line(
         f"{len(waited)} small requests beside {len(answered)} hostile ones of {CLIENTS} clients: "
-        f"median {median:.3f} s, 99 % {late:.3f} s, worst {worst:.3f} s; without them {float(np.median(alone)):.3f} s"
+        f"median {median:.3f} s, 99 % {late:.3f} s, worst {worst:.3f} s; without them {float(np.median(alone)):.3f} s; "
+        f"other work took {others:.0f} % of the processors"
     )
-    assert late <= MOST_WAITING
+    assert (worst if others <= IDLE else late) <= MOST_WAITING

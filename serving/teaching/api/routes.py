@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from fastapi import APIRouter, Path, Query
@@ -262,10 +264,9 @@ async def teach_examples(request: Request, query: Annotated[ExamplesQuery, Query
 async def add_example(request: Request, query: Annotated[UploadQuery, Query()]) -> Response:
     """Store an image, and label it; the response has the answer of the served model for it."""
     settings, loaded = request.app.state.settings, _engine(request).loaded
-    content = await _file(request, settings.max_bytes)
     limits = Limits(settings.max_bytes, settings.max_pixels, settings.max_side)
 
-    def add(teacher: Teacher, who: str) -> schemas.AddedExample:
+    def add(teacher: Teacher, who: str, content: bytes) -> schemas.AddedExample:
         from serving.teaching.curriculum import check_label
         from serving.teaching.intake import store_example
 
@@ -282,7 +283,8 @@ async def add_example(request: Request, query: Annotated[UploadQuery, Query()]) 
             answer=answer,
         )
 
-    return await _answer(request, add)
+    async with _file(request, settings.max_bytes) as content:
+        return await _answer(request, partial(add, content=content))
 
 
 @router.post("/examples/label", response_model=Changed, responses=_change_errors)
@@ -404,29 +406,31 @@ async def export_examples(request: Request, query: Annotated[ExportQuery, Query(
 async def import_examples(request: Request) -> Response:
     """Add labelled images from an archive."""
     settings, loaded = request.app.state.settings, _engine(request).loaded
-    content = await _file(request, settings.max_body)
     limits = Limits(settings.max_bytes, settings.max_pixels, settings.max_side)
 
-    def add(teacher: Teacher, who: str) -> schemas.Imported:
+    def add(teacher: Teacher, who: str, content: bytes) -> schemas.Imported:
         from serving.teaching.exchange import import_archive
 
         return import_archive(teacher.store, loaded, content, limits, who)
 
-    return await _answer(request, add)
+    async with _file(request, settings.max_body) as content:
+        return await _answer(request, partial(add, content=content))
 
 
-async def _file(request: Request, most: int) -> bytes:
-    """The body of an upload, within the byte budget of the worker and the deadline of a request."""
+@contextlib.asynccontextmanager
+async def _file(request: Request, most: int) -> AsyncIterator[bytes]:
+    """The body of an upload, read within the deadline of a request; it counts in the byte budget while it is used."""
     settings = request.app.state.settings
     predictions: Predictions = request.app.state.predictions
     announced = request.headers.get("content-length", "")
-    try:
-        async with asyncio.timeout(settings.deadline):
-            with predictions.inflight.request() as reserve:
-                return await read_body(request.receive, announced, most, reserve)
-    except TimeoutError:
-        allowed = f"{settings.deadline:g} seconds from the request's head to the end of its body"
-        raise errors.DeadlineError("the deadline passed", got="part of a body", allowed=allowed) from None
+    with predictions.inflight.request() as reserve:
+        try:
+            async with asyncio.timeout(settings.deadline):
+                content = await read_body(request.receive, announced, most, reserve)
+        except TimeoutError:
+            allowed = f"{settings.deadline:g} seconds from the request's head to the end of its body"
+            raise errors.DeadlineError("the deadline passed", got="part of a body", allowed=allowed) from None
+        yield content
 
 
 async def _change_class(request: Request, change: Callable[..., Any]) -> Response:

@@ -18,13 +18,17 @@ from serving.bundle.structure import MOST_FILL, MOST_SEGMENTS, examine, exif_ori
 from serving.quarantine.api.pictures import thumbnail
 from serving.quarantine.duplicates import summarize
 from tests.helpers_hostile import (
+    adam7,
     chunk,
     directory,
+    filtered,
     jpeg_with,
     png_with,
     riff,
     segment,
     webp_with,
+    with_empty_blocks,
+    with_first_header,
     with_profiles,
     with_scans,
     worst_known,
@@ -116,6 +120,54 @@ def test_the_unpacked_pixels_of_a_png_are_limited(depth: int, colour: int, inter
     with pytest.raises(ImageError) as caught:
         open_image(header(side + 1))
     assert caught.value.code == "too_many_pixels"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (with_first_header(adam7(8, 8)), "second header: got IHDR at byte 33"),
+        (png_with(chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 6, 0, 0, 1)), last=True), "second header"),
+        (b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt") + png_with(b"")[8:], "no header"),
+        (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", png_with(b"")[16:29] + b"\0") + png_with(b"")[33:], "no header"),
+    ],
+)
+def test_a_png_has_one_header_and_begins_with_it(content: bytes, message: str) -> None:
+    """The limits are checked against the first one, and decoders use the last one."""
+    with pytest.raises(ImageError, match=message):
+        open_image(content)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_transparent_colours_count_wherever_they_are(last: bool) -> None:
+    content = png_with(chunk(b"tRNS", bytes(6)), (6200, 6200), last=last)
+    with pytest.raises(ImageError, match="PNG with transparency of 6200 x 6200 pixels"):
+        open_image(content)
+
+
+def test_more_data_than_pixels_is_refused() -> None:
+    assert decode(with_empty_blocks(1, 60_000)).size == (1, 1)
+    started = time.thread_time()
+    with pytest.raises(ImageError, match="more data than pixels: got PNG of 1 x 1 pixels of 24 bits in"):
+        open_image(with_empty_blocks(1, 100_000))
+    assert time.thread_time() - started < MOST_SECONDS
+
+
+def test_decoding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of a file with so many packed bytes that its header does not tell."""
+    monkeypatch.setattr("serving.bundle.png_limits.MOST_SECONDS", 0.1)
+    monkeypatch.setattr("serving.bundle.png_limits.MOST_UNPACKED", 75_000_000)
+    content = with_empty_blocks(1500, 8_000_000)
+    started = time.thread_time()
+    with pytest.raises(ImageError, match=r"takes too long to decode: got more than 0\.1 s") as caught:
+        decode(content)
+    assert caught.value.code == "too_many_pixels"
+    # All of it takes 0.6 s.
+    assert time.thread_time() - started < 0.3
+    # The time begins with the decoding, and ends with it.
+    image = open_image(filtered(1000, 1000, colour=2))
+    while time.thread_time() - started < 0.5:
+        pass
+    image.load()
 
 
 def test_only_what_changes_the_pixels_reaches_the_decoder() -> None:

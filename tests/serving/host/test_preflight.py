@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from serving.bundle.atomic import locked
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST
 from serving.host import preflight
-from serving.host.preflight import CANNOT_SERVE, bentoml_home, check, check_in_child
+from serving.host.preflight import CANNOT_SERVE, bentoml_home, check, check_in_child, first_bundle
 from serving.settings import Settings
 from serving.swap.agreement import WorkerGroup
+from tests.helpers import raise_at_call
 
 
 @pytest.mark.parametrize(("fatal", "reason"), [(signal.SIGKILL, "too little memory"), (signal.SIGTERM, "SIGTERM")])
@@ -66,3 +68,27 @@ def test_only_regular_files_are_copied(bundle: Path, tmp_path: Path, kind: str) 
         (copy / "more").symlink_to("/dev/zero")
     with pytest.raises(BundleError, match="not a regular file"):
         WorkerGroup.create(tmp_path / "home").copy_bundle(copy)
+
+
+def test_a_bundle_that_a_killed_export_moved_aside_is_served(bundle: Path, tmp_path: Path) -> None:
+    """Also beside what a process is just writing, and not on a disk on which nothing can be put back."""
+    older, writing = tmp_path / ".bundle.old.x7", tmp_path / ".bundle.writing.y8"
+    older.mkdir()
+    writing.mkdir()
+    shutil.copytree(bundle, older / "bundle")
+    settings = Settings(bundle=tmp_path / "bundle")
+    with locked(older) as held:
+        assert held
+        assert not first_bundle(settings).exists()
+    assert check(settings, first_bundle(settings)) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_that_cannot_be_put_back_is_reported(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(bundle, tmp_path / ".bundle.old.x7" / "bundle")
+    raise_at_call(monkeypatch, os, "rename", 1)
+    settings = Settings(bundle=tmp_path / "bundle")
+    assert check(settings, first_bundle(settings)) == CANNOT_SERVE
+    assert "no such bundle directory" in capfd.readouterr().err

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import struct
+import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
 
-from serving.bundle.pixels import ANY_SIZE
+from serving.bundle.manifest import ImageSpec
+from serving.bundle.model import BundleModel
+from serving.bundle.pixels import ANY_SIZE, LIMITS
+from serving.errors import MalformedRequestError
+from serving.inference.loaded import LoadedModel
 from serving.quarantine.store import Store
-from serving.teaching.exchange import Format, Labelled, Unusable, export_archive, folder_of, label_of, read_labelled
+from serving.teaching.exchange import (
+    MOST_ENTRIES,
+    Format,
+    Labelled,
+    Unusable,
+    export_archive,
+    folder_of,
+    label_of,
+    read_labelled,
+)
+from serving.teaching.intake import answered
 from tests.helpers_quarantine import arrival
-from tests.helpers_teaching import picture
+from tests.helpers_serving import saved
+from tests.helpers_teaching import HOSTILE_ARCHIVES, picture, write_bundle
 
 NAMES = [
     "a/b",
@@ -61,9 +83,9 @@ def test_a_folder_has_one_label(label: str) -> None:
     assert not folder.endswith((".", " "))
 
 
-def zipped(files: Mapping[str, bytes]) -> bytes:
+def zipped(files: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     stored = io.BytesIO()
-    with zipfile.ZipFile(stored, "w") as archive:
+    with zipfile.ZipFile(stored, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return stored.getvalue()
@@ -101,3 +123,65 @@ def test_notes_beside_images_are_not_tasks() -> None:
     (only,) = read_labelled(zipped(tasks), ANY_SIZE)
     assert isinstance(only, Labelled)
     assert only.label == "fox"
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
+def test_hostile_archives_raise_one_error_or_name_the_file(name: str) -> None:
+    content, reason = HOSTILE_ARCHIVES[name]
+    with contextlib.suppress(MalformedRequestError):
+        (found,) = read_labelled(content, LIMITS)
+        assert isinstance(found, Unusable)
+        assert reason in found.reason
+        return
+    with pytest.raises(MalformedRequestError, match=reason):
+        list(read_labelled(content, LIMITS))
+
+
+def test_a_directory_of_many_entries_is_refused_before_it_is_read() -> None:
+    entry = struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 20, 20, 0, 0, 0, 33, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    directory = entry * (MOST_ENTRIES + 1)
+    start = b"PK\x03\x04" + bytes(26)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 65_535, 65_535, len(directory), len(start), 0)
+    started = time.thread_time()
+    with pytest.raises(MalformedRequestError, match=f"{MOST_ENTRIES + 1} entries"):
+        list(read_labelled(start + directory + end, LIMITS))
+    assert time.thread_time() - started < 0.05
+
+
+def test_what_is_unpacked_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Announced by the archive, or by many tasks that name the same file."""
+    monkeypatch.setattr("serving.teaching.exchange.MOST_UNPACKED", 5_000_000)
+    files = {f"elk/{number}.png": bytes(1_000_000) for number in range(6)}
+    with pytest.raises(MalformedRequestError, match="got 6000000 bytes; allowed: up to 5000000 bytes"):
+        list(read_labelled(zipped(files, zipfile.ZIP_DEFLATED), LIMITS))
+    tasks = json.dumps([task("1.png", "elk")] * 8).encode()
+    found = list(read_labelled(zipped({"t.json": tasks, "1.png": bytes(1_000_000)}, zipfile.ZIP_DEFLATED), LIMITS))
+    assert [type(each) for each in found] == [Labelled] * 5 + [Unusable] * 3
+
+
+def test_json_of_many_parts_is_refused_before_it_is_parsed() -> None:
+    content = b"[" + b"[]," * 700_000 + b"0]"
+    for each in (content, zipped({"t.json": content}, zipfile.ZIP_DEFLATED)):
+        with pytest.raises(MalformedRequestError, match="too many parts"):
+            list(read_labelled(each, LIMITS))
+
+
+def test_large_examples_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoding, most = 0, 0
+
+    def slow(image: Image.Image, spec: ImageSpec) -> NDArray[np.uint8]:
+        nonlocal decoding, most
+        decoding += 1
+        most = max(most, decoding)
+        time.sleep(0.05)
+        decoding -= 1
+        return np.zeros(spec.shape, np.uint8)
+
+    monkeypatch.setattr("serving.teaching.intake.to_pixels", slow)
+    loaded = LoadedModel.prepare(BundleModel.load(write_bundle(tmp_path / "bundle"), provider="cpu"))
+    with ThreadPoolExecutor(4) as threads:
+        for side, allowed in ((1200, 1), (100, 4)):
+            most = 0
+            large = saved(Image.new("L", (side, side)))
+            list(threads.map(lambda _, large=large: answered(loaded, large, LIMITS), range(4)))
+            assert (most == 1) == (allowed == 1)

@@ -8,6 +8,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from serving.bundle.manifest import load_bundle
 from serving.bundle.shelf import Shelf
 from tests.helpers_serving import PATIENCE, Server, all_written, eventually, metric, serving
-from tests.helpers_teaching import picture, pictures, write_bundle
+from tests.helpers_teaching import HOSTILE_ARCHIVES, picture, pictures, write_bundle
 
 pytestmark = pytest.mark.long
 
@@ -323,6 +324,38 @@ def test_a_damaged_archive_is_answered(client: httpx.Client) -> None:
             assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_request")
         else:
             assert [each["name"] for each in ok(response)["failed"]] == [name]
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
+def test_a_hostile_archive_is_answered(client: httpx.Client, name: str) -> None:
+    content, reason = HOSTILE_ARCHIVES[name]
+    response = client.post("/teach/import", content=content, headers={"content-type": "application/zip"})
+    if response.status_code == 400:
+        assert reason in response.json()["error"]["message"]
+    else:
+        ((failed,), added) = (ok(response)["failed"], ok(response)["added"])
+        assert (failed["name"], added) == ("yak/1.png", 0)
+        assert reason in failed["reason"]
+
+
+def test_an_upload_counts_in_the_budget_until_it_is_stored(place: Path) -> None:
+    """While an archive is imported, another one has to wait: its bytes are still held."""
+    with zipfile.ZipFile(stored := io.BytesIO(), "w") as archive:
+        for number in range(60):
+            archive.writestr(f"yak/{number}.png", picture("yak", number))
+    content = stored.getvalue()
+    settings = settings_of(place, OPENWORLD_WORKERS="1", OPENWORLD_MAX_HELD=str(len(content) + 1000))
+    settings["OPENWORLD_QUARANTINE_URL"] = f"sqlite:///{place}/held.db"
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/zip"}
+    with serving(place / "held", None, settings=settings) as running, ThreadPoolExecutor(1) as other:
+        first = other.submit(httpx.post, f"{running.url}/teach/import", content=content, headers=headers, timeout=60)
+        refused = set()
+        while not first.done():
+            response = httpx.post(f"{running.url}/teach/import", content=content, headers=headers, timeout=60)
+            refused.add(response.status_code)
+        assert ok(first.result())["added"] == 60
+        assert 503 in refused
+        assert ok(httpx.post(f"{running.url}/teach/import", content=content, headers=headers, timeout=60))["added"] == 0
 
 
 def test_refuses_forms_and_strangers(client: httpx.Client, server: Server) -> None:
