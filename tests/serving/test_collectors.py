@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -39,6 +40,13 @@ def running(command: list[str | Path], log: Path) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return http_get(url).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
@@ -72,7 +80,7 @@ def test_every_panel_of_the_dashboard_has_data_in_a_real_prometheus(bundle: Path
             return list(found["data"]["result"])
 
         with running(command, tmp_path / "prometheus.log"):
-            eventually(lambda: http_get(f"http://{url}/-/ready").status_code == 200)
+            eventually(lambda: answers(f"http://{url}/-/ready"))
             for title, expression in panels():
                 if title in NOT_EXPECTED:
                     answers_of(expression)
