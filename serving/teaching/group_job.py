@@ -9,9 +9,9 @@ import numpy as np
 
 from serving.bundle.decision import judge
 from serving.bundle.model import BundleModel
+from serving.bundle.pooled.grouping import NONE, cohesion, cut_for, find_groups, nearest_group, whitened
 from serving.quarantine.records import FoundGroup
 from serving.teaching.curriculum import Curriculum
-from serving.teaching.grouping import NONE, cohesion, cut_for, find_groups, nearest_group, whitened
 from serving.teaching.learning import learn
 from serving.teaching.lesson_job import Shows, encoded_items
 from serving.teaching.trial import TrialVectors

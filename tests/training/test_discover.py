@@ -13,7 +13,10 @@ from PIL import Image
 
 from export.__main__ import main as export
 from serving.bundle.decision import FEATURES
+from serving.bundle.lessons import Teachable
 from serving.bundle.model import BundleModel
+from serving.bundle.pooled import ChoiceMemory, PooledSettings, Projection
+from serving.bundle.pooled.factors import ClassFactors
 from serving.quarantine.records import Arrival, Item
 from serving.quarantine.store import Store
 from tests.helpers import tiny_source
@@ -210,3 +213,32 @@ def test_new_groups_come_before_changed_ones_and_large_before_small(store: Store
     found = group(seen, 10)
     assert [one.members[0] // 100 for one in found] == [0, 1, 2]
     assert [one.shifted for one in found] == [False, False, True]
+
+
+def drawn(classes: range, images: int) -> NDArray[np.float32]:
+    """Vectors of unit length: images of every class vary much in eight directions, in which classes do not differ."""
+    generator = np.random.default_rng(classes.start)
+    centers = np.sqrt(0.5) * np.eye(64)[[8 + number for number in classes for _ in range(images)]]
+    common = np.zeros(centers.shape)
+    common[:, :8] = generator.normal(size=(len(centers), 8))
+    rows = centers + common + 0.05 * generator.normal(size=centers.shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_known_classes_tell_which_differences_count(store: Store) -> None:
+    factors = ClassFactors(Projection(64, 0)).with_classes(drawn(range(6), 30), np.repeat(range(6), 30))
+    known = Teachable(factors, ChoiceMemory(), PooledSettings(shrinkage=0.1))
+    store.add([arrival(0, np.zeros(3, np.float32))])
+    (item,) = store.items()
+    seen = [
+        UnknownImage(replace(item, id=n), features, "one", 0.9) for n, features in enumerate(drawn(range(6, 9), 25))
+    ]
+    found = group(seen, 10, known)
+    assert [{member // 25 for member in one.members} for one in sorted(found, key=lambda one: min(one.members))] == [
+        {0},
+        {1},
+        {2},
+    ]
+    assert sum(len(one.members) for one in found) >= 60
+    without = group(seen, 10)
+    assert len(without) != 3 or any(len({member // 25 for member in one.members}) > 1 for one in without)

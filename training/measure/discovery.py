@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.decision import FEATURES, decide
-from serving.bundle.errors import ImageError
+from serving.bundle.errors import BundleError, ImageError
+from serving.bundle.layout import STATISTICS
+from serving.bundle.lessons import Teachable
+from serving.bundle.manifest import EXPORT_AGAIN, Bundle
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
+from serving.bundle.pooled import grouping as pooled_grouping
 from serving.quarantine.records import FoundGroup, Item, StoreError, UnavailableError
 from training.measure.grouping import cohesion, find_groups
 
@@ -88,14 +92,17 @@ def _pixels(store: Store, item: Item, model: BundleModel) -> NDArray[np.uint8] |
         return None
 
 
-def group(images: Sequence[UnknownImage], min_size: int) -> list[FoundGroup]:
-    """The groups: those that look new before those that look known, the largest and most cohesive first."""
+def group(images: Sequence[UnknownImage], min_size: int, known: Teachable | None = None) -> list[FoundGroup]:
+    """The groups: those that look new before those that look known, the largest and most cohesive first.
+
+    `known` are the statistics of the known classes, which a model with a trunk has.
+    """
     if not images:
         return []
     features = np.stack([image.features for image in images])
-    groups = find_groups(features, min_size)
+    groups, cohesions = group_features(features, min_size, known)
     found = []
-    for number, tightness in enumerate(cohesion(features, groups)):
+    for number, tightness in enumerate(cohesions):
         members = [image for image, place in zip(images, groups, strict=True) if place == number]
         near, guesses = Counter(image.best_guess for image in members).most_common(1)[0]
         share = guesses / len(members)
@@ -105,11 +112,44 @@ def group(images: Sequence[UnknownImage], min_size: int) -> list[FoundGroup]:
     return sorted(found, key=lambda one: (one.shifted, -len(one.members) * one.cohesion))
 
 
+def group_features(
+    features: NDArray[np.float32], min_size: int, known: Teachable | None = None
+) -> tuple[NDArray[np.int64], list[float]]:
+    """The number of the group of each row, -1 for none, and the cohesion of each group."""
+    if known is not None:
+        return _grouped_beside(known, features, min_size)
+    groups = find_groups(features, min_size)
+    return groups, cohesion(features, groups)
+
+
+def _grouped_beside(
+    known: Teachable, features: NDArray[np.float32], min_size: int
+) -> tuple[NDArray[np.int64], list[float]]:
+    """Directions in which images of one known class vary count little; known classes also tell how large a group is."""
+    rows, class_ids = pooled_grouping.stand_ins(known)
+    every = np.concatenate([features, rows.astype(np.float32)])
+    turned = pooled_grouping.whitened(every, known.factors.statistics(), known.settings.shrinkage)
+    unit = turned[: len(features)]
+    cut = pooled_grouping.cut_for(turned[len(features) :], class_ids)
+    groups = pooled_grouping.find_groups(unit, cut, min_size)
+    return groups, pooled_grouping.cohesion(unit, groups)
+
+
+def known_classes(bundle: Bundle) -> Teachable | None:
+    """The statistics of the classes of a bundle's run, if the bundle has them."""
+    if STATISTICS not in bundle.manifest.files:
+        return None
+    try:
+        return Teachable.from_arrays(bundle.arrays(STATISTICS))
+    except (KeyError, ValueError) as error:
+        raise BundleError(f"{bundle.path / STATISTICS}: {error}; {EXPORT_AGAIN}") from None
+
+
 def discover(store: Store, model: BundleModel, min_size: int) -> dict[str, Any]:
     """Group the new unknown images, store the groups, and return what was found in numbers."""
     items = store.items(state="new", kind="unknown")
     images = unknown_images(store, items, model)
-    groups = group(images, min_size)
+    groups = group(images, min_size, known_classes(model.bundle))
     store.replace_groups(groups)
     return {
         "images": len(items),

@@ -19,10 +19,12 @@ DENSITIES = (3, 5, 7, 10)
 """HDBSCAN's min_samples: the best one depends on the images, so all are tried."""
 SEPARATE = 0.2
 """Groups with a smaller silhouette are parts of a single group."""
-WHOLE = 0.1
-"""Weight of the share of grouped images: it decides between groupings that separate equally well."""
+WHOLE = 0.5
+"""Weight of the share of grouped images, without which groups lose their outer members to separate better."""
+DIRECTIONS = 20
+"""Images are compared in the directions in which they vary most. In the others, differences are mostly noise."""
 MOST = 2000
-"""At most so many images are clustered; of more, a sample is clustered and the others join its groups."""
+"""The maximum number of images that are clustered; of more, a sample is clustered and the others join its groups."""
 
 
 def find_groups(features: Floats, min_size: int = MIN_SIZE) -> Groups:
@@ -34,6 +36,7 @@ def find_groups(features: Floats, min_size: int = MIN_SIZE) -> Groups:
     groups = np.full(count, NONE)
     if count < min_size:
         return groups
+    features = _main_directions(features, sample)
     distances = pairwise_distances(features[sample]).astype(np.float64)
     groups[sample] = _best(distances, min_size)
     rest = np.setdiff1d(np.arange(count), sample)
@@ -41,6 +44,14 @@ def find_groups(features: Floats, min_size: int = MIN_SIZE) -> Groups:
         towards = pairwise_distances(features[part], features[sample]) if len(part) else np.empty((0, len(sample)))
         groups[part] = _joined(towards, distances, groups[sample])
     return groups
+
+
+def _main_directions(features: Floats, sample: NDArray[np.intp]) -> Floats:
+    """The features in the DIRECTIONS in which those of the sample vary most."""
+    center = features[sample].mean(axis=0)
+    axes = np.linalg.svd(features[sample] - center, full_matrices=False)[2][:DIRECTIONS]
+    turned: Floats = (features - center) @ axes.T
+    return turned
 
 
 def cohesion(features: Floats, groups: Groups) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.teaching.grouping import NONE, USUAL_CUT, cohesion, cut_for, find_groups, nearest_group
+from serving.bundle.pooled.grouping import NONE, USUAL_CUT, cohesion, cut_for, find_groups, nearest_group
 
 
 def clouds(

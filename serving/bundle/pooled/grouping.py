@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.bundle.lessons import Teachable
 from serving.bundle.pooled.cholesky import Triangle
 from serving.bundle.pooled.solution import Within
 from serving.bundle.pooled.statistics import Statistics
@@ -28,6 +29,8 @@ CUT = 0.6
 """Where the tree is cut: from the mean distance within known classes (0) to that between them (1)."""
 USUAL_CUT = 0.85
 """The cut if the model knows a single class. Vectors at right angles have distance 1."""
+LEAST_OF_A_CLASS, MOST_OF_A_CLASS = 2, 25
+"""Vectors that stand in for the images of a known class, to see how far apart images of one class are."""
 NEIGHBOURS = 5
 REACH = 0.9
 """A loose image joins a group if it is at least this share as similar to it as nine tenths of its members are."""
@@ -40,6 +43,14 @@ def whitened(encoded: NDArray[np.float32], statistics: Statistics, shrinkage: fl
     lengths = np.linalg.norm(turned, axis=1, keepdims=True)
     unit: Floats = turned / np.maximum(lengths, 1e-12)
     return unit
+
+
+def stand_ins(teachable: Teachable) -> tuple[Floats, Groups]:
+    """Vectors [n, dim] in place of images of the classes of a run, and the number [n] of the class of each."""
+    factors = teachable.factors
+    most = max(LEAST_OF_A_CLASS, min(MOST_OF_A_CLASS, MOST // max(1, len(factors.classes))))
+    rows = [factor.stand_ins(most, seed=0)[:, : factors.projection.dim] for factor in factors.classes]
+    return np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(each) for each in rows])
 
 
 def cut_for(unit: Floats, class_ids: NDArray[np.int64]) -> float:
