@@ -39,6 +39,11 @@ def release_memory() -> None:
     """Free unreachable objects now and return their memory to the system."""
     # Our requests leave no reference cycles, but a framework's may, and they may refer to a bundle.
     gc.collect()
+    return_memory()
+
+
+def return_memory() -> None:
+    """Return free memory between blocks that are in use to the system, in a few milliseconds."""
     if (trim := _libc("malloc_trim")) is not None:
         trim(0)
 

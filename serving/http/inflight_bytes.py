@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from serving.errors import BusyError
+from serving.host.memory import LARGE, return_memory
 
 Reserve = Callable[[int], None]
 
@@ -40,3 +41,6 @@ class InflightBytes:
             yield reserve
         finally:
             self.bytes -= own
+            if own >= LARGE and not self.bytes:
+                # A large body arrives in thousands of small blocks, which leave holes.
+                return_memory()
