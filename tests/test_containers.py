@@ -223,6 +223,7 @@ def test_the_chart_renders_the_plain_manifests() -> None:
 EVERYTHING = (
     *("--set", "bundles.claim=shelf", "--set", "deadline=60", "--set", "image.kind=dockerfile"),
     *("--set-string", "settings.OPENWORLD_ALPHA=0.01", "--set", "podAnnotations.team=vision"),
+    *("--set", "quarantine.secret=database"),
     *("--set", "nodeSelector.zone=a", "--set", "networkPolicy.egress[0].ports[0].port=5432"),
 )
 
@@ -241,6 +242,8 @@ def test_values_reach_the_pods() -> None:
     settings = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert settings["OPENWORLD_ALPHA"] == "0.01"
     assert settings["OPENWORLD_BUNDLES"] == "/bundles"
+    (address,) = [entry for entry in container["env"] if entry["name"] == "OPENWORLD_QUARANTINE_URL"]
+    assert address["valueFrom"] == {"secretKeyRef": {"name": "database", "key": "quarantine-url"}}
     assert settings["OPENWORLD_DEADLINE"] == "60"
     assert {name for name in settings if name.startswith(PREFIX)} <= VARIABLES
     assert pod["terminationGracePeriodSeconds"] == 75
@@ -254,7 +257,9 @@ def test_values_reach_the_pods() -> None:
     assert "NetworkPolicy" not in rendered("--set", "networkPolicy.enabled=false")
 
 
-@pytest.mark.parametrize("wrong", ["replicas=3", "image.kind=other", "deadline=0", "settings.ALPHA=1"])
+@pytest.mark.parametrize(
+    "wrong", ["replicas=3", "image.kind=other", "deadline=0", "settings.ALPHA=1", "quarantine.url=sqlite://"]
+)
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert tool("helm", "template", "openworld", CHART, "--set", wrong).returncode != 0
 

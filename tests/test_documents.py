@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers_serving import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "client/README.md"])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PACKAGE_INDEX = re.compile(
     r"pypi\.org|pythonhosted\.org|--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^\s\"']*/simple\b"
