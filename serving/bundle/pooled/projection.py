@@ -9,7 +9,7 @@ not be stored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from hashlib import shake_256
 from typing import Any
 
@@ -54,7 +54,7 @@ class Projection:
         """phi of vectors [n, dim]: [n, length]. Batches of different sizes may differ by rounding errors."""
         rows = np.asarray(encoded, dtype=np.float64)
         parts = [rows]
-        for order, signs in self._passes:
+        for order, signs in _passes(self.dim, self.rows, self.seed):
             padded = np.zeros((len(rows), self.groups * GROUP))
             padded[:, : self.dim] = rows[:, order]
             groups = padded.reshape(len(rows), self.groups, GROUP).transpose(1, 2, 0)
@@ -66,17 +66,23 @@ class Projection:
         """Makes |P x| on average as long as x."""
         return float(1 / np.sqrt(max(self.rows, 1)))
 
-    @cached_property
-    def _passes(self) -> list[tuple[NDArray[np.integer[Any]], Array]]:
-        """For every GROUP rows, the shuffle of x [dim] and the signs [groups, rows of this pass, GROUP]."""
-        passes: list[tuple[NDArray[np.integer[Any]], Array]] = []
-        for start in range(0, self.rows, GROUP):
-            rows = min(GROUP, self.rows - start)
-            keys = np.frombuffer(self._random(f"order {start}", 8 * self.dim), dtype="<u8")
-            packed = self._random(f"signs {start}", self.groups * rows * GROUP // 8)
-            signs = np.unpackbits(np.frombuffer(packed, np.uint8)).reshape(self.groups, rows, GROUP) * 2.0 - 1.0
-            passes.append((np.argsort(keys, kind="stable"), signs))
-        return passes
 
-    def _random(self, purpose: str, size: int) -> bytes:
-        return shake_256(f"openworld projection {self.seed} {self.dim} {purpose}".encode()).digest(size)
+@lru_cache(maxsize=8)
+def _passes(dim: int, rows: int, seed: int) -> list[tuple[NDArray[np.integer[Any]], Array]]:
+    """For every GROUP rows, the shuffle of x [dim] and the signs [groups, rows of this pass, GROUP].
+
+    They are kept once for all detectors with the same projection, of which a bundle has one per task and lesson.
+    """
+    groups = -(-dim // GROUP)
+    found: list[tuple[NDArray[np.integer[Any]], Array]] = []
+    for start in range(0, rows, GROUP):
+        count = min(GROUP, rows - start)
+        keys = np.frombuffer(_random(dim, seed, f"order {start}", 8 * dim), dtype="<u8")
+        packed = _random(dim, seed, f"signs {start}", groups * count * GROUP // 8)
+        signs = np.unpackbits(np.frombuffer(packed, np.uint8)).reshape(groups, count, GROUP) * 2.0 - 1.0
+        found.append((np.argsort(keys, kind="stable"), signs))
+    return found
+
+
+def _random(dim: int, seed: int, purpose: str, size: int) -> bytes:
+    return shake_256(f"openworld projection {seed} {dim} {purpose}".encode()).digest(size)
