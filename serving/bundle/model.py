@@ -61,10 +61,12 @@ class BundleModel:
         precision: str = AUTO,
         threads: int = 0,
         alpha: float | None = None,
+        like: BundleModel | None = None,
     ) -> BundleModel:
         """Read a bundle and open it on `provider` (auto, cuda, cpu) in `precision` (auto or one that it has).
 
         `threads` run the graph on the CPU; 0 leaves their number to onnxruntime. `alpha` replaces the bundle's own.
+        `like` was loaded with the same options: if both have the same trunk, its session is used, in its precision.
         """
         if provider not in PROVIDER_CHOICES:
             raise ProviderError(f"provider is {provider!r}; allowed: {', '.join(PROVIDER_CHOICES)}")
@@ -76,7 +78,12 @@ class BundleModel:
         if precision not in (AUTO, *bundle.manifest.precisions):
             allowed = ", ".join((AUTO, *bundle.manifest.precisions))
             raise BundleError(f"{bundle.path}: precision is {precision!r}; allowed with this bundle: {allowed}")
-        model = _open(bundle, provider, precision, threads)
+        if like is not None and _same_trunk(bundle.manifest, like.manifest):
+            # Only read to check it: a file that is damaged now could not be opened at the next start.
+            bundle.graph(like.precision)
+            model = _checked(bundle, like.precision, like.session, like)
+        else:
+            model = _open(bundle, provider, precision, threads)
         name = f"{bundle.manifest.name} {bundle.manifest.version}"
         trunk = bundle.manifest.trunk
         how = model.precision if trunk is None else f"{model.precision} behind {trunk.name}"
@@ -180,6 +187,13 @@ class BundleModel:
         return self.bundle.path / self.manifest.graph_file(self.precision)
 
 
+def _same_trunk(one: Manifest, other: Manifest) -> bool:
+    """Whether two bundles encode images by the same files."""
+    if one.trunk is None or (one.trunk, one.precisions, one.image) != (other.trunk, other.precisions, other.image):
+        return False
+    return all(one.files[name] == other.files[name] for name in map(one.graph_file, one.precisions))
+
+
 def _open(bundle: Bundle, provider: str, precision: str, threads: int) -> BundleModel:
     available = bundle.manifest.precisions
     if wants_cuda(provider):
@@ -244,7 +258,9 @@ def fastest_seconds(works: Sequence[Callable[[], object]], runs: range, seconds:
     return fastest
 
 
-def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> BundleModel:
+def _checked(
+    bundle: Bundle, precision: str, session: ort.InferenceSession, like: BundleModel | None = None
+) -> BundleModel:
     """The model, if its graph has the inputs and outputs that the manifest and the rule need."""
     manifest, trunk = bundle.manifest, bundle.manifest.trunk
     where = bundle.path / manifest.graph_file(precision)
@@ -265,7 +281,7 @@ def _checked(bundle: Bundle, precision: str, session: ort.InferenceSession) -> B
     for name, width in widths.items():
         if not _fits(outputs[name].shape, (width,)):
             raise BundleError(f"{where}: {name} is {outputs[name].shape}; needed ['batch', {width}]")
-    return BundleModel(bundle, precision, session, None if trunk is None else load_pooled(bundle))
+    return BundleModel(bundle, precision, session, None if trunk is None else load_pooled(bundle, like))
 
 
 def encode_rotations(session: ort.InferenceSession, pixels: NDArray[np.uint8], rotations: int) -> NDArray[np.float32]:
@@ -275,15 +291,23 @@ def encode_rotations(session: ort.InferenceSession, pixels: NDArray[np.uint8], r
     return np.asarray(vectors[0] if rotations == 1 else np.stack(vectors, axis=1))
 
 
-def load_pooled(bundle: Bundle) -> PooledModel:
-    """What classifies the vectors of a bundle with a trunk, if it fits the trunk and the tasks."""
+def load_pooled(bundle: Bundle, like: BundleModel | None = None) -> PooledModel:
+    """What classifies the vectors of a bundle with a trunk, if it fits the trunk and the tasks.
+
+    Detectors that `like` has too are shared with it: they take most of the memory of many lessons.
+    """
     manifest = bundle.manifest
+    loaded: dict[str, Detector] = {}
+    if like is not None and like.pooled is not None:
+        files = (like.manifest.files[detector_name(task.task)] for task in like.manifest.tasks)
+        loaded = {file.sha256: detector for file, detector in zip(files, like.pooled.detectors, strict=True)}
     names = [detector_name(task.task) for task in manifest.tasks]
     pooled, *tasks = (bundle.arrays(name) for name in (POOLED, *names))
     whole = len(manifest.labels)
     classifier = _part(bundle, POOLED, pooled, PooledClassifier.from_arrays, PooledClassifier.logits, whole)
     detectors = tuple(
-        _part(bundle, name, arrays, Detector.from_arrays, Detector.distances, len(task.labels))
+        loaded.get(manifest.files[name].sha256)
+        or _part(bundle, name, arrays, Detector.from_arrays, Detector.distances, len(task.labels))
         for name, arrays, task in zip(names, tasks, manifest.tasks, strict=True)
     )
     place = {label: column for column, label in enumerate(manifest.labels)}
@@ -300,7 +324,7 @@ def load_pooled(bundle: Bundle) -> PooledModel:
             ),
         )
         for number, lesson in enumerate(manifest.lessons)
-        if lesson.extends
+        if lesson.extends and extension_name(number) in manifest.files
     )
     try:
         consolidated = tuple(

@@ -62,17 +62,19 @@ class Engine:
         """The model for new requests."""
         return self.queue.loaded
 
-    def load(self, path: Path) -> LoadedModel:
-        """Load a bundle and check that it reproduces its golden answers here."""
+    def load(self, path: Path, like: LoadedModel | None = None) -> LoadedModel:
+        """Load a bundle and check that it reproduces its golden answers here. It shares the session of another one if
+        they have the same trunk."""
         model = BundleModel.load(
             path,
             provider=self.settings.provider,
             precision=self.settings.precision,
             threads=self._plan.threads,
             alpha=self.settings.alpha,
+            like=None if like is None else like.model,
         )
         model.self_test()
-        return LoadedModel.prepare(model, self.settings.batch)
+        return LoadedModel.prepare(model, self.settings.batch, like)
 
     def start(self) -> None:
         """Set the gauges of this worker, and follow swaps."""

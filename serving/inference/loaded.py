@@ -37,9 +37,12 @@ class LoadedModel:
     """Whether the graph may run on the event loop."""
 
     @classmethod
-    def prepare(cls, model: BundleModel, max_batch: int = 0) -> LoadedModel:
-        """Measure the graph, and the batch size unless it is given."""
+    def prepare(cls, model: BundleModel, max_batch: int = 0, like: LoadedModel | None = None) -> LoadedModel:
+        """Measure the graph, and the batch size unless it is given. What runs in the session of another one is not
+        measured again."""
         formatter, options = AnswerFormatter(model.manifest), PredictionOptions.for_model(model)
+        if like is not None and like.model.session is model.session:
+            return cls(model, like.max_batch, formatter, options, like.quick)
         given = CUDA_BATCH if model.provider == CUDA else 0
         seconds = fastest_runs(model, (1,) if max_batch or given else (1, TRIAL_BATCH))
         chosen = max_batch or given or best_batch(seconds[1], seconds[TRIAL_BATCH] / TRIAL_BATCH)

@@ -21,7 +21,8 @@ POLL = 0.05
 RETRY_AFTER = 5.0
 """Seconds until a worker that could not load the bundle of the others tries again."""
 
-Load = Callable[[Path], LoadedModel]
+Load = Callable[[Path, LoadedModel | None], LoadedModel]
+"""Loads a bundle, given the one that is served."""
 
 
 class Follower:
@@ -33,7 +34,7 @@ class Follower:
         self._switch = switch
         # Before the state is read: a worker that leads a swap from now on waits for this one.
         self._member = GroupMember(group)
-        self._current = load(group.state().serving.path)
+        self._current = load(group.state().serving.path, None)
         self._previous: LoadedModel | None = None
         self._staged: LoadedModel | None = None
         self._round = 0
@@ -88,7 +89,7 @@ class Follower:
     def _prepare(self, number: int, path: Path) -> None:
         self._round = number
         try:
-            self._staged = self._find(path) or self._load(path)
+            self._staged = self._find(path) or self._load(path, self._current)
         except Exception as error:
             log.error("bundle refused: %s", error)
             self._member.report(round=number, prepared=None, error=_reason(error, path))
@@ -108,7 +109,7 @@ class Follower:
             if time.monotonic() < self._last_failure + RETRY_AFTER:
                 return
             try:
-                loaded = self._load(path)
+                loaded = self._load(path, self._current)
             except Exception as error:
                 self._last_failure = time.monotonic()
                 log.error("the bundle of the other workers could not be loaded: %s", error)

@@ -56,7 +56,13 @@ class Worker:
 
     def __init__(self, group: WorkerGroup, load: Callable[[Path], LoadedModel] = load) -> None:
         self.served: list[str] = []
-        self.follower = Follower(group, load, lambda served: self.served.append(served.version))
+        self.beside: list[str | None] = []
+
+        def load_beside(path: Path, like: LoadedModel | None) -> LoadedModel:
+            self.beside.append(None if like is None else like.version)
+            return load(path)
+
+        self.follower = Follower(group, load_beside, lambda served: self.served.append(served.version))
         self.served.append(self.follower.served.version)
 
     @property
@@ -104,6 +110,15 @@ def start(group: WorkerGroup) -> Iterator[Callable[..., Worker]]:
 
 
 Start = Callable[..., Worker]
+
+
+def test_a_bundle_is_loaded_beside_the_one_that_is_served(shelf: Shelf, swaps: SwapLeader, start: Start) -> None:
+    """What both have in common, such as the session of a trunk, need not be loaded twice."""
+    worker = start()
+    for version in ("two", "three"):
+        shelf.point_at(version)
+        swaps.reload().result(PATIENCE)
+    assert worker.beside == [None, "one", "two"]
 
 
 def test_all_switch_before_the_call_returns(shelf: Shelf, swaps: SwapLeader, start: Start) -> None:
