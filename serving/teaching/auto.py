@@ -13,6 +13,7 @@ from serving.teaching.auto_job import WHO
 from serving.telemetry import log
 
 if TYPE_CHECKING:
+    from serving.teaching.jobs import JobRecord
     from serving.teaching.teacher import Teacher
 
 LOOK_EVERY = 5.0
@@ -36,9 +37,12 @@ class Autonomy:
         teacher, settings = self._teacher, self._settings
         if teacher.problem() is not None:
             return False
+        teacher.reconcile()
         open_job = teacher.jobs.latest(within=0.0)
         if open_job is not None:
-            # Somebody else's result waits for a decision, or a job is running.
+            # A job is running, or somebody else's result waits for a decision.
+            if open_job.kind == "auto" and open_job.state == "done":
+                self._settle(open_job)
             return False
         done = teacher.jobs.of_kind("auto")
         latest = max((int(job.request.get("latest", 0)) for job in done), default=0)
@@ -55,6 +59,16 @@ class Autonomy:
         request = {"images": settings.teach_auto_images, "classes": room, "latest": newest, "accept": True}
         teacher.start("auto", WHO, request)
         return True
+
+    def _settle(self, job: JobRecord) -> None:
+        """Discard a result that will not be published, and give its images back: they would wait for ever."""
+        if (reason := self._teacher.refusal(job)) is None:
+            return
+        store, named = self._teacher.store, (job.result or {}).get("named", ())
+        ids = [each.id for label in named for each in store.examples(label) if each.labelled_by == WHO]
+        if ids:
+            store.clear(ids, WHO)
+        self._teacher.discard(job.id, WHO, reason)
 
     def _run(self) -> None:
         failing = False

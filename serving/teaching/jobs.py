@@ -28,6 +28,8 @@ JobState = Literal["running", "done", "failed", "accepted", "discarded"]
 
 SHOWN_EVERY, LOST_AFTER = 2.0, 30.0
 """Seconds between two signs of life of a job, and after which it counts as lost."""
+PUBLISHED_WITHIN = 20.0
+"""Seconds after its end in which a job that publishes itself is not discarded by the next one."""
 LOST = "the process that ran it has ended; start it again"
 
 
@@ -59,6 +61,12 @@ class JobRecord:
     result: dict[str, Any] | None
 
     @property
+    def asks(self) -> bool:
+        """Whether its result is to be published by itself, and the gate does not object."""
+        asked = self.state == "done" and self.candidate is not None and bool(self.request.get("accept"))
+        return asked and bool(self.request.get("force") or (self.result or {}).get("gate", False))
+
+    @property
     def seconds(self) -> float:
         """How long it took, or takes so far."""
         return (self.ended_at or time.time()) - self.started_at
@@ -72,6 +80,7 @@ class Jobs:
 
     def start(self, kind: JobKind, who: str, base: str, request: dict[str, Any]) -> JobRecord:
         """Begin a job, unless one is running. A candidate that nobody has accepted is discarded by that."""
+        now = time.time()
         with self._database.writing() as connection:
             self._fail_lost(connection)
             running = connection.execute(select(jobs).where(jobs.c.state == "running")).first()
@@ -80,8 +89,10 @@ class Jobs:
                 raise JobBusyError(f"job {running.id} ({running.kind}) of {running.who}, begun {since}")
             if kind != "group":
                 waiting = (jobs.c.state == "done") & (jobs.c.kind != "group")
+                for row in connection.execute(select(jobs).where(waiting, jobs.c.ended_at > now - PUBLISHED_WITHIN)):
+                    if row.base == base and _record(row).asks:
+                        raise JobBusyError(f"job {row.id} ({row.kind}) of {row.who}, which is being published")
                 connection.execute(update(jobs).where(waiting).values(state="discarded"))
-            now = time.time()
             values = {
                 "kind": kind,
                 "state": "running",
@@ -175,12 +186,17 @@ class Jobs:
         """
         return self._settle(job_id, "accepted", who, labels)
 
-    def discard(self, job_id: int, who: str) -> JobRecord:
+    def discard(self, job_id: int, who: str, reason: str = "") -> JobRecord:
         """Discard a job that is done; to do it again changes nothing."""
-        return self._settle(job_id, "discarded", who, None)
+        return self._settle(job_id, "discarded", who, None, reason)
 
     def _settle(
-        self, job_id: int, state: Literal["accepted", "discarded"], who: str, labels: PublishedLabels | None
+        self,
+        job_id: int,
+        state: Literal["accepted", "discarded"],
+        who: str,
+        labels: PublishedLabels | None,
+        reason: str = "",
     ) -> JobRecord:
         with self._database.writing() as connection:
             found = self._one(connection, job_id)
@@ -191,7 +207,7 @@ class Jobs:
             if labels is not None:
                 labels.apply(connection, who)
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(state=state))
-            note(connection, who, state.removesuffix("ed"), 0, f"job {job_id}")
+            note(connection, who, state.removesuffix("ed"), 0, f"job {job_id}: {reason}" if reason else f"job {job_id}")
             return self._one(connection, job_id)
 
     def _end(self, job_id: int, values: dict[str, Any]) -> None:

@@ -8,11 +8,10 @@ before it has a name, and the shelf's link changes in one step. What was publish
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -26,23 +25,24 @@ from serving.bundle.layout import MANIFEST, STATISTICS
 from serving.bundle.lessons import taught_examples
 from serving.bundle.manifest import Manifest, load_bundle
 from serving.bundle.shelf import Shelf
-from serving.host.cpus import available_cpus
 from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
-from serving.settings import HOME, Settings
+from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
-from serving.teaching.jobs import SHOWN_EVERY, JobBusyError, JobKind, JobRecord, Jobs
+from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
 from serving.teaching.lesson_job import Wanted, withdrawn
+from serving.teaching.process import exit_code, start_process
 from serving.telemetry import log
 
 if TYPE_CHECKING:
     from serving.quarantine.store import Store
 
 SWAP_SECONDS = 120.0
-KEPT_VERSIONS = 50
+KEPT_VERSIONS = 200
 """Versions that were taught and are kept on the shelf, beside the current and the previous one."""
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+DUE_AFTER, GIVE_UP_AFTER = 5.0, 600.0
+"""Seconds after its end from which any worker publishes a job that was to publish itself, and from which none does."""
 
 
 class PublishedVersion(NamedTuple):
@@ -85,7 +85,9 @@ class Teacher:
         self._taught: tuple[str, dict[str, str]] | None = None
         self._latest: tuple[str, Manifest] | None = None
         self._versions: dict[str, ShelvedVersion] = {}
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._tried: set[int] = set()
+        """Jobs that this worker has accepted, or has tried to."""
 
     @cached_property
     def jobs(self) -> Jobs:
@@ -139,15 +141,14 @@ class Teacher:
     def accept(self, job_id: int, who: str, *, force: bool = False) -> PublishedVersion:
         """Publish what a job has made; all workers serve it when this returns."""
         self._check_on()
-        self.reconcile()
+        self._note_published()
         job = self.jobs.get(job_id)
         if job.state != "done" or job.candidate is None:
             got = f"job {job_id} is {job.state}{self._since(job)}"
             raise errors.JobStateError("the job cannot be accepted", got=got, allowed="a job that has learned")
         if not (force or (job.result or {}).get("gate", False)):
-            worse = [f"{each['label']!r}" for each in (job.result or {}).get("old_classes", {}).get("worse", ())]
             raise errors.GateError(
-                "earlier classes would lose too much", got=", ".join(worse), allowed="force, or other examples"
+                "earlier classes would lose too much", got=_worse(job), allowed="force, or other examples"
             )
         self._check_base(job)
         published = self._publish(job.candidate, job.base)
@@ -155,11 +156,11 @@ class Teacher:
         self._prune()
         return published
 
-    def discard(self, job_id: int, who: str) -> JobRecord:
+    def discard(self, job_id: int, who: str, reason: str = "") -> JobRecord:
         """Leave everything as it is; the candidate is removed."""
-        self.reconcile()
+        self._note_published()
         try:
-            job = self.jobs.discard(job_id, who)
+            job = self.jobs.discard(job_id, who, reason)
         except WrongState as error:
             raise errors.JobStateError("nothing to discard", got=str(error), allowed="a job that is done") from None
         self._remove_candidate(job)
@@ -199,18 +200,33 @@ class Teacher:
         return self._current_name(), None if previous is None else previous.name
 
     def reconcile(self) -> None:
-        """Note what was published by a process that was killed before it could do so."""
+        """Complete what a process that was killed has left: note what it had published, and publish what it was to.
+
+        Publishing takes a while, so it is done in a thread of its own.
+        """
+        self._note_published()
+        for job in self.jobs.waiting():
+            if job.asks and job.id not in self._tried and time.time() > (job.ended_at or 0.0) + DUE_AFTER:
+                threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
+
+    def refusal(self, job: JobRecord) -> str | None:
+        """Why a job that is done will not be published by itself; None if it may be."""
+        if not (job.request.get("force") or (job.result or {}).get("gate", False)):
+            return f"the gate objects, because {_worse(job)} would lose too much"
+        if self._current_name() not in (job.base, job.candidate):
+            return "another version was published meanwhile"
+        if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
+            return "it could not be published"
+        return None
+
+    def _note_published(self) -> None:
         for job in self.jobs.waiting():
             if job.candidate is not None and job.candidate == self._current_name():
                 self._note(job, job.who)
 
-    def close(self) -> None:
-        """Jobs go on without this worker."""
-        self._children.clear()
-
     def start(self, kind: JobKind, who: str, request: dict[str, Any]) -> JobRecord:
         """Start a job in a process of its own."""
-        self.reconcile()
+        self._note_published()
         waiting = self.jobs.waiting() if kind != "group" else []
         try:
             job = self.jobs.start(kind, who, self._current_name(), request)
@@ -219,36 +235,46 @@ class Teacher:
         for discarded in waiting:
             self._remove_candidate(discarded)
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "serving.teaching.work", str(job.id)],
-                env=_environment(self._settings),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            child = start_process(job.id)
         except OSError as error:
             self.jobs.fail(job.id, f"no process could be started: {error}")
             raise
-        self._children.add(child)
         threading.Thread(target=self._watch, args=(job, child), name="teaching", daemon=True).start()
         return job
 
     def _watch(self, job: JobRecord, child: subprocess.Popen[bytes]) -> None:
         """Wait for a job's process, and publish what it made if that was asked for."""
-        while (code := _ended(child)) is None:
-            # On a busy machine it may take long until the process can show by itself that it lives.
-            with contextlib.suppress(StoreError):
-                self.jobs.keep_alive(job.id)
-        self._children.discard(child)
         try:
+            while (code := exit_code(child)) is None:
+                # On a busy machine it may take long until the process can show by itself that it lives.
+                with contextlib.suppress(StoreError):
+                    self.jobs.keep_alive(job.id)
             if code != 0:
                 self.jobs.fail(job.id, f"its process ended with code {code}; the log of the server says more")
-                return
-            if job.request.get("accept") and self.jobs.get(job.id).state == "done":
-                self.accept(job.id, job.who, force=bool(job.request.get("force")))
+            elif (ended := self.jobs.get(job.id)).asks:
+                self._accept_asked(ended)
         except (errors.RequestError, StoreError) as error:
-            log.warning("job %d was not accepted: %s", job.id, error)
+            log.warning("job %d could not be followed: %s", job.id, error)
         except Exception:
             log.exception("job %d could not be followed", job.id)
+
+    def _accept_asked(self, job: JobRecord) -> None:
+        """Accept a job that was asked to publish its result by itself; each worker tries it once."""
+        with self._lock:
+            if job.id in self._tried:
+                return
+            self._tried.add(job.id)
+        try:
+            self.accept(job.id, job.who, force=bool(job.request.get("force")))
+        except errors.JobStateError as error:
+            log.debug("job %d was settled by somebody else: %s", job.id, error)
+        except errors.RequestError as error:
+            log.warning("job %d was not accepted: %s", job.id, error)
+        except StoreError as error:
+            self._tried.discard(job.id)
+            log.warning("job %d was not accepted, and will be: %s", job.id, error)
+        except Exception:
+            log.exception("job %d could not be accepted", job.id)
 
     def _publish(self, name: str, before: str) -> PublishedVersion:
         swap: Future[SwapOutcome] = self._swaps.publish(name, before)
@@ -363,14 +389,6 @@ def _made_by(job: JobRecord, folder: Path) -> bool:
         return False
 
 
-def _ended(child: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process, if it ends soon."""
-    try:
-        return child.wait(SHOWN_EVERY)
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def described(job: JobRecord) -> str:
     """What a learn job has changed, in a few words."""
     result = job.result or {}
@@ -389,8 +407,6 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
 
 
-def _environment(settings: Settings) -> dict[str, str]:
-    """The variables of a job's process: those of the server, and few threads, because requests go on."""
-    threads = str(min(2, available_cpus()))
-    path = os.pathsep.join(filter(None, (str(HOME), os.environ.get("PYTHONPATH", ""))))
-    return {**os.environ, **dict.fromkeys(THREADS, threads), "PYTHONPATH": path}
+def _worse(job: JobRecord) -> str:
+    """The classes that the gate objects to."""
+    return ", ".join(repr(each["label"]) for each in (job.result or {}).get("old_classes", {}).get("worse", ()))

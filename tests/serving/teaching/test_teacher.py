@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from serving import errors
+from serving.bundle.model import BundleModel
 from serving.bundle.shelf import Shelf
+from serving.inference.loaded import TRUNK_KEY
 from serving.quarantine.records import UnknownIdError
 from serving.settings import Settings
 from serving.teaching import class_changes
+from serving.teaching import teacher as teacher_module
 from serving.teaching.auto import Autonomy
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import Teacher, described
 from tests.helpers_quarantine import arrival
 from tests.helpers_teacher import finished, teacher_of
-from tests.helpers_teaching import pictures
+from tests.helpers_teaching import encode, pictures
 
 IMAGES = 8
 
@@ -132,6 +140,120 @@ def test_learning_without_a_person_keeps_its_limits(tmp_path: Path, monkeypatch:
         assert teacher.roll_back(first, "ada").version == first
         assert teacher.versions()[-1].classes == len(teacher.current().labels) == 8
         assert "new-1" not in teacher.current().labels
+
+
+def test_a_result_that_the_gate_objects_to_does_not_stop_learning_without_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"OPENWORLD_TEACH": "auto", "OPENWORLD_TEACH_AUTO_IMAGES": "10"}
+    with teacher_of(tmp_path, monkeypatch, **limits) as (teacher, settings):
+        autonomy = Autonomy(teacher, settings)
+        autonomy.close()
+        base = teacher.current().version
+        named = label(teacher, "elk")
+        teacher.store.teach(named, "new-1", teacher.current().labels, "auto")
+        worse = {"gate": False, "old_classes": {"worse": [{"label": "ant"}]}, "named": ["new-1"]}
+        request = {"images": 10, "classes": 3, "latest": max(named), "accept": True}
+        job = teacher.jobs.start("auto", "auto", base, request)
+        teacher.jobs.finish(job.id, worse, candidate="made-by-it")
+        assert not autonomy.look()
+        assert teacher.jobs.get(job.id).state == "discarded"
+        assert labels_of(teacher) == {}, "its images are unlabelled again"
+        assert ("auto", "discard", f"job {job.id}: the gate objects, because 'ant' would lose too much") in [
+            (change.who, change.what, change.detail) for change in teacher.store.changes(10)
+        ]
+        teacher.store.add([arrival(content=content) for content in pictures("fox", 16)])
+        assert autonomy.look(), "nothing is in the way of the next one"
+        finished(teacher, teacher.jobs.of_kind("auto")[-1])
+
+
+def test_a_result_that_waits_for_a_person_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with teacher_of(tmp_path, monkeypatch, OPENWORLD_TEACH="auto") as (teacher, settings):
+        autonomy = Autonomy(teacher, settings)
+        autonomy.close()
+        job = teacher.jobs.start("learn", "ada", teacher.current().version, {"accept": True})
+        teacher.jobs.finish(job.id, {"gate": False, "old_classes": {"worse": []}}, candidate="made-by-it")
+        assert not autonomy.look()
+        assert teacher.jobs.get(job.id).state == "done"
+
+
+def test_a_result_is_published_although_its_worker_has_died(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    label(teacher, "elk")
+    with monkeypatch.context() as patch:
+        # A worker that dies after it has started the job.
+        patch.setattr(Teacher, "_watch", lambda *given: None)
+        job = finished(teacher, teacher.learn("ada", Wanted(), accept=True), "done")
+    teacher.reconcile()
+    with pytest.raises(errors.TeachBusyError, match="which is being published"):
+        teacher.learn("bob", Wanted())
+    assert teacher.jobs.get(job.id).state == "done", "its own worker may still do it"
+    monkeypatch.setattr(teacher_module, "DUE_AFTER", 0.0)
+    teacher.reconcile()
+    finished(teacher, job, "accepted")
+    assert "elk" in teacher.current().labels
+    assert [change.who for change in teacher.store.changes(20) if change.what == "accept"] == ["ada"]
+
+
+def test_what_nobody_asked_to_publish_is_not_published(teacher: Teacher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_module, "DUE_AFTER", 0.0)
+    label(teacher, "elk")
+    job = finished(teacher, teacher.learn("ada", Wanted()), "done")
+    for thread in threading.enumerate():
+        if thread.name == "teaching":
+            thread.join()
+    teacher.reconcile()
+    assert not [thread for thread in threading.enumerate() if thread.name == "teaching"]
+    assert teacher.jobs.get(job.id).state == "done"
+
+
+def test_the_process_of_a_job(teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread, because several wait for each other while requests have the processors; the session of the server,
+    because a session of its own would have its share of the processors whatever its priority is."""
+    program, seen = tmp_path / "python", tmp_path / "seen"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os\n"
+        "found = {**os.environ, 'session': os.getsid(0), 'group': os.getpgid(0), 'pid': os.getpid()}\n"
+        f"open('{seen}', 'w').write(json.dumps(found))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    label(teacher, "elk")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        job = teacher.learn("ada", Wanted())
+    teacher.jobs.fail(job.id, "it only looked around")
+    until = time.monotonic() + 30
+    while not (seen.exists() and seen.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    found = json.loads(seen.read_text())
+    assert [found[f"{name}_NUM_THREADS"] for name in ("OMP", "OPENBLAS", "MKL")] == ["1", "1", "1"]
+    assert (found["session"], found["group"]) == (os.getsid(0), found["pid"])
+
+
+def test_only_images_that_are_unknown_now_can_become_known(teacher: Teacher, tmp_path: Path) -> None:
+    """Images of a class that was taught meanwhile still wait, but no lesson makes them known a second time."""
+    model = BundleModel.load(tmp_path / "shelf" / "current", provider="cpu", threads=1)
+    assert model.manifest.trunk is not None
+    answer = {"label": "unknown", TRUNK_KEY: model.manifest.trunk.sha256}
+    for name in ("elk", "fox"):
+        contents = pictures(name, 10, first=500)
+        vectors = encode(contents)
+        teacher.store.add(
+            [arrival(content=one, features=row, answer=answer) for one, row in zip(contents, vectors, strict=True)]
+        )
+    counts = []
+    for name in ("elk", "fox"):
+        label(teacher, name)
+        result = finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted").result
+        assert result is not None
+        counts.append((result["waiting_unknown"], result["waiting_by_class"]))
+    (first, by_first), (second, by_second) = counts
+    assert first >= 18
+    assert by_first["elk"] >= 7
+    assert second <= first - 7
+    assert by_second["fox"] >= 7
+    assert "elk" not in by_second
 
 
 def test_autonomy_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
