@@ -21,13 +21,14 @@ from rich.table import Table
 
 from export.checks.remembering import PublishError
 from models.trunks.trunk import reopen
-from serving.bundle.layout import GOLDEN
+from serving.bundle.layout import CARD, GOLDEN
 from serving.bundle.model import BundleModel
 from serving.bundle.pooled import PooledClassifier
 from serving.bundle.pooled_model import Consolidated
 from serving.bundle.shelf import Shelf
 from serving.teaching.curriculum import Curriculum
 from serving.teaching.learning import Knowledge, learn
+from serving.teaching.trial import taught_verdicts
 from serving.teaching.writing import compose, put_beside
 from training.config import RunConfig
 from training.data.encoder import Encoder
@@ -186,9 +187,9 @@ def taught_vectors(curriculum: Curriculum) -> Mapping[str, NDArray[np.float32]]:
 
 def publish(before: BundleModel, after: Knowledge, shelf: Shelf) -> str:
     """Put the consolidated bundle on the shelf and make it the current one, if everything else stays as it is."""
-    written = compose(before, after)
+    written = compose(before, after, taught_verdicts(after))
     old, new = before.manifest.files, written.manifest.files
-    if changed := [name for name in old if name != GOLDEN and old[name] != new.get(name)]:
+    if changed := [name for name in old if name not in (CARD, GOLDEN) and old[name] != new.get(name)]:
         raise PublishError(f"{', '.join(changed)} would differ from version {before.manifest.version}; allowed: none")
     place = put_beside(written, before.bundle, shelf.folder)
     BundleModel.load(place, provider="cpu", precision="fp32").self_test()

@@ -30,6 +30,7 @@ from serving.inference.answers import PredictionOptions, answer_image
 from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
+from serving.teaching.trial import taught_verdicts
 from serving.teaching.writing import Written, compose, write
 
 Picture = bytes | str | os.PathLike[str]
@@ -119,7 +120,7 @@ class Model:
         """Learn, and answer by what was learned from now on."""
         before = self._on_disk
         knowledge = learn(curriculum)
-        written = compose(before, knowledge)
+        written = compose(before, knowledge, taught_verdicts(knowledge))
         bundle = replace(before.bundle, manifest=written.manifest, rule=knowledge.rule(before.bundle.rule))
         self._model = replace(before, bundle=bundle, pooled=knowledge.model)
         self._curriculum, self._written = knowledge.learned_curriculum, written

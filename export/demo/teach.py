@@ -89,12 +89,16 @@ def _while_serving(url: str, teaching: Teaching, shelf: Path, quarantine: str) -
         job = teaching.wait(teaching.learn())
         if job.state != "done" or job.learned is None:
             raise RunError(f"learning ended {job.state}: {job.error}")
+        until_learned = time.monotonic() - clicked
         accepted = teaching.accept(job.id)
         seconds = time.monotonic() - clicked
+        steps = {**job.learned.seconds, "switching all workers": seconds - until_learned}
+        # A process is started and loads the model, and the result is looked for a few times per second.
+        steps = {"starting": max(0.0, seconds - sum(steps.values())), **steps}
         say(f"learned {', '.join(groups)} and served as {accepted.version} by {accepted.workers} workers")
         after = {label: predict_all(url, files) for label, files in test.items()}
         wait(lambda: accepted.version in traffic.versions(), "no request was answered after the swap")
-    return _result(before, after, groups, seconds, traffic)
+    return _result(before, after, groups, steps, traffic)
 
 
 def _named_groups(teaching: Teaching, quarantine: str, truth: dict[bytes, str]) -> dict[str, int]:
@@ -120,13 +124,14 @@ def _result(
     before: dict[str, list[Answer]],
     after: dict[str, list[Answer]],
     groups: dict[str, int],
-    seconds: float,
+    steps: dict[str, float],
     traffic: Traffic,
 ) -> TeachResult:
-    result = TeachResult()
+    result, seconds = TeachResult(), sum(steps.values())
     for title, labels in (("of the six learned classes", KNOWN), *((f"of {label}", (label,)) for label in NEW)):
         result.rows.append((title, _shares(before, labels), _shares(after, labels)))
     result.rows.append(("seconds from the click to the answer", "", f"{seconds:.1f}"))
+    result.rows += [(f"  {step}", "", f"{taken:.1f}") for step, taken in steps.items()]
     result.rows.append(("requests per second meanwhile, failed", "", f"{traffic.rate:.0f}, {len(traffic.failures)}"))
     loss = _right(before, KNOWN) - _right(after, KNOWN)
     result.checks = {

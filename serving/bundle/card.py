@@ -116,6 +116,12 @@ def _classes(manifest: Manifest) -> Iterator[str]:
     if extended:
         yield ""
         yield f"Lessons added examples to: {', '.join(map(_plain, dict.fromkeys(extended)))}."
+    if manifest.taught:
+        yield ""
+        yield "Examples that were taught, each left out of the statistics in turn:"
+        yield ""
+        judged = [(each.label, each.grade, f"{each.right} of {each.examples}") for each in manifest.taught]
+        yield from _table(("class", "verdict", "right"), [(_plain(label), *rest) for label, *rest in judged])
 
 
 def _verdict(manifest: Manifest) -> Iterator[str]:

@@ -36,14 +36,13 @@ from serving.bundle.layout import (
     TRUNK,
     adapter_name,
     detector_name,
-    extension_name,
     graph_name,
     lesson_name,
     parts_of,
     trunk_name,
 )
 from serving.bundle.precisions import PRECISIONS, TRUNK_PRECISIONS
-from serving.bundle.run_verdict import RunVerdict
+from serving.bundle.run_verdict import RunVerdict, TaughtVerdict
 
 FORMAT = 7
 """The version of the format. A change that an older reader would misread gets a new number."""
@@ -171,6 +170,9 @@ class Manifest(_Section):
     alpha: float
     threshold: float
     verdict: RunVerdict = Field(description="how good the run is")
+    taught: tuple[TaughtVerdict, ...] = Field(
+        default=(), description="how far classes that were taught, or taught more of, can be relied on"
+    )
     metrics: dict[str, Any]
     versions: dict[str, str]
     verification: dict[str, dict[str, float]]
@@ -302,6 +304,8 @@ def fingerprint(manifest: Manifest) -> str:
     }
     if not manifest.consolidated:
         history["consolidated"] = True
+    if not manifest.taught:
+        history["taught"] = True
     if manifest.origin is None:
         # Bundles that were written before it was recorded keep their version.
         history["origin"] = True
@@ -352,8 +356,7 @@ def load_bundle(path: str | Path) -> Bundle:
     parts = [name for task in manifest.tasks for name in task.parts]
     needed = [RULE, GOLDEN, *map(manifest.graph_file, manifest.precisions), *parts]
     needed += [POOLED, *map(detector_name, range(len(manifest.tasks)))] if manifest.trunk else []
-    for number, lesson in enumerate(manifest.lessons):
-        needed += [lesson_name(number), *([extension_name(number)] if lesson.extends else [])]
+    needed += map(lesson_name, range(len(manifest.lessons)))
     needed += map(adapter_name, range(len(manifest.consolidated)))
     if missing := [name for name in needed if name not in manifest.files]:
         raise BundleError(f"{folder / MANIFEST}: lists no {', '.join(missing)}")

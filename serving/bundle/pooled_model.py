@@ -8,8 +8,9 @@ distances stay bit-identical. The adapter of a task is frozen in the same way.
 Classes that were taught have no adapter until they are consolidated. Then they share one, which sharpens the logits
 among them, whatever their tasks are.
 
-A class that gets further examples later keeps its column and its detector. Beside it, a detector of the new examples is
-frozen in turn, and an image is as far from the class as the nearer of both says. So what was known stays known.
+A class that gets further examples later keeps its column and its detector. Beside it there is a detector of all its
+further examples, which is made anew when it gets more, and an image is as far from the class as the nearer of both
+says. So what the class knew when it was learned stays known.
 """
 
 from __future__ import annotations
@@ -38,17 +39,27 @@ class Extension:
     detector: Detector
     scale: NDArray[np.float64]  # [classes of the detector]
     shift: NDArray[np.float64]  # [classes of the detector]
+    used: NDArray[np.bool_]  # [classes of the detector]
+    """A class that got more examples since is infinitely far away: a later extension has all of them."""
 
     def row_distances(self, phi: NDArray[np.float32]) -> NDArray[np.float32]:
         """[classes of the detector] of one expanded vector."""
-        return (self.detector.row_distances(phi) * self.scale + self.shift).astype(np.float32)
+        return self._moved(self.detector.row_distances(phi))
 
     def distances(self, encoded: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """[n, classes of the detector] of vectors [n, dim]."""
-        return (self.detector.distances(encoded) * self.scale + self.shift).astype(np.float32)
+        return self._moved(self.detector.distances(encoded))
+
+    def _moved(self, distances: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.where(self.used, distances * self.scale + self.shift, np.inf).astype(np.float32)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        return {**self.detector.to_arrays(), "extension.scale": self.scale, "extension.shift": self.shift}
+        return {
+            **self.detector.to_arrays(),
+            "extension.scale": self.scale,
+            "extension.shift": self.shift,
+            "extension.used": self.used,
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Extension:
@@ -56,7 +67,10 @@ class Extension:
         scale, shift = (arrays[f"extension.{name}"].astype(np.float64) for name in ("scale", "shift"))
         if not scale.shape == shift.shape == detector.class_ids.shape:
             raise ValueError(f"extension: scale {scale.shape}, shift {shift.shape}; needed {detector.class_ids.shape}")
-        return cls(detector, scale, shift)
+        used = arrays.get("extension.used", np.ones(scale.shape, bool)).astype(bool)
+        if used.shape != scale.shape:
+            raise ValueError(f"extension: used {used.shape}; needed {scale.shape}")
+        return cls(detector, scale, shift, used)
 
 
 @dataclass(frozen=True)

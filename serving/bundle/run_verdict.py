@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Grade = Literal["good", "weak", "not working", "not measured"]
 
+TaughtGrade = Literal["good", "weak", "not working", "few examples"]
+
 PARTS = {"wp": "classes within a task", "tp": "task prediction", "unknown": "unknown detection"}
 """The parts of an answer that are judged, and their names for people."""
 
@@ -20,6 +22,21 @@ class PartVerdict(BaseModel):
     grade: Grade = Field(description="good, weak, not working, or not measured", examples=["good"])
     numbers: str = Field(description="what it was judged by", examples=["TP 99.7 % of 361 images, guessing 25.2 %"])
     advice: str = Field(default="", description="what would help; empty if nothing has to", examples=[""])
+
+
+class TaughtVerdict(BaseModel):
+    """How far a class that a server was taught, or taught more of, can be relied on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: str = Field(description="the class", examples=["cow"])
+    grade: TaughtGrade = Field(description="good, weak, not working, or few examples", examples=["few examples"])
+    images: int = Field(description="its images, those of the run included", examples=[12])
+    examples: int = Field(description="how many of them were taught", examples=[12])
+    right: int = Field(
+        description="how many of these are answered right, each left out of the statistics in turn", examples=[11]
+    )
+    advice: str = Field(description="what would help; empty if nothing has to", examples=["20 or more ..."])
 
 
 class RunVerdict(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from serving.bundle.run_verdict import RunVerdict
+from serving.bundle.run_verdict import RunVerdict, TaughtVerdict
 from serving.errors import RequestError
 
 SCHEMA = 1
@@ -100,8 +100,8 @@ class Answer(ApiModel):
     p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)
     p_task: float = field("probability of the best guess's task", 0.904)
     p_value: float = field(
-        "p-value of the task that fits the image best, or of the requested task: about the share of known images that "
-        "look at least as unusual; for a network, those of this task count most",
+        "p-value of the task that fits the image best, or of the requested task: the share of known images, those of "
+        "this task first, that look at least as unusual",
         0.0371,
     )
     unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)
@@ -223,6 +223,9 @@ class ModelDescription(ApiModel):
     precisions: tuple[str, ...] = field("precisions in the bundle", ["fp32", "int8"])
     cascade: CascadeDescription
     verdict: RunVerdict = Field(description="how good the model is: measured before export, in words")
+    taught: tuple[TaughtVerdict, ...] = Field(
+        default=(), description="how far each class that was taught, or taught more of, since can be relied on"
+    )
     max_batch: int = field("largest batch of waiting images; 1 if batches are not faster", 1)
     explains: bool = field("whether explain=true is possible: bundles with a trunk have feature maps", False)
     metrics: dict[str, Any] = field("measured before export on images that were not trained on", {"cil_accuracy": 0.97})

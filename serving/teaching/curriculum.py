@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from serving.bundle.decision import TaskRule
 from serving.bundle.errors import BundleError
 from serving.bundle.labels import check_labels
-from serving.bundle.layout import STATISTICS, lesson_name
+from serving.bundle.layout import STATISTICS, extension_name, lesson_name
 from serving.bundle.lessons import TaughtLesson, Teachable
 from serving.bundle.manifest import EXPORT_AGAIN, Bundle
 from serving.bundle.model import load_pooled
@@ -55,6 +55,17 @@ class Taught:
     task: Task | None
     extends: tuple[str, ...]
     extension: Extension | None
+    """None without any, and in a bundle if later lessons have extended all of the classes again."""
+
+
+def in_use(taught: Sequence[Taught]) -> list[set[str]]:
+    """The classes of each lesson's extension that no later one extends again."""
+    found: list[set[str]] = []
+    later: set[str] = set()
+    for each in reversed(taught):
+        found.append(set(each.extends) - later)
+        later |= set(each.extends)
+    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -159,9 +170,9 @@ class Curriculum:
                 lesson,
                 None if info.task is None else tasks[info.task],
                 info.extends,
-                next(extensions) if info.extends else None,
+                next(extensions) if info.extends and extension_name(number) in manifest.files else None,
             )
-            for lesson, info in zip(lessons, manifest.lessons, strict=True)
+            for number, (lesson, info) in enumerate(zip(lessons, manifest.lessons, strict=True))
         ]
         examples = [
             Examples(
@@ -177,7 +188,7 @@ class Curriculum:
         if sum(len(task.labels) for task in run) != len(teachable.factors.classes):
             raise BundleError(f"{bundle.path / STATISTICS}: not the classes of the bundle; {EXPORT_AGAIN}")
         groups = tuple(group for _, group in model.consolidated)
-        return cls(run, teachable, tuple(examples), tuple(done), model.weight, groups, model.classifier)
+        return cls(run, teachable, tuple(examples), _accumulated(done), model.weight, groups, model.classifier)
 
     @property
     def dim(self) -> int:
@@ -309,8 +320,28 @@ class Curriculum:
             if after is None or before.digests != after.digests:
                 break
             same += 1
+        done = _complete(self.done[:same])
         kept = self.classifier if same == len(self.lessons) else None
-        return replace(self, lessons=tuple(filter(None, lessons)), done=self.done[:same], classifier=kept)
+        return replace(self, lessons=tuple(filter(None, lessons)), done=done, classifier=kept)
+
+
+def _complete(done: Sequence[Taught]) -> tuple[Taught, ...]:
+    """The first lessons, up to one that is to be learned again: its extension was dropped when later lessons made it
+    useless, and they are changed now."""
+    count = len(done)
+    while count and any(
+        labels and each.extension is None for each, labels in zip(done[:count], in_use(done[:count]), strict=True)
+    ):
+        count -= 1
+    return tuple(done[:count])
+
+
+def _accumulated(done: Sequence[Taught]) -> tuple[Taught, ...]:
+    """The first lessons, up to an extension that has no examples of lessons before: bundles had one per lesson once."""
+    for each, labels in zip(done, in_use(done), strict=True):
+        if each.extension is not None and labels != set(np.array(each.extends)[each.extension.used].tolist()):
+            return tuple(done[: next(number for number, one in enumerate(done) if one.extends)])
+    return tuple(done)
 
 
 def check_label(label: str) -> None:

@@ -2,12 +2,14 @@
 
 A lesson is learned as a task of a run is, from the statistics of everything before it. Examples of classes that are
 known already are added to the statistics of their class first. They get a detector of their own beside that of their
-task, because that one is frozen: it would go on calling images unknown that are far from what it has seen.
+task, because that one is frozen: it would go on calling images unknown that are far from what it has seen. It is
+learned from all further examples of a class, those of earlier lessons included, and takes the place of theirs: so there
+are never more of them than extended classes, however many lessons there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +30,7 @@ from serving.bundle.pooled.left_out import FOLDS, LeftOut, LeftOutDiscriminant, 
 from serving.bundle.pooled.solution import Solution
 from serving.bundle.pooled.unknown_choice import left_out_distances, summed
 from serving.bundle.pooled_model import Extension, PooledModel
-from serving.teaching.curriculum import Curriculum, Examples, Task, Taught, Vectors
+from serving.teaching.curriculum import Curriculum, Examples, Task, Taught, Vectors, in_use
 
 Progress = Callable[[float], None]
 
@@ -72,12 +74,21 @@ class Knowledge:
         return Rule(score=like.score, alpha=like.alpha, tasks=tasks, joint=like.joint, expectation=taught)
 
     @property
+    def extensions(self) -> dict[int, Extension]:
+        """By the number of the lesson, those of which a class is still used."""
+        used = in_use(self.taught)
+        return {
+            number: replace(each.extension, used=np.array([label in used[number] for label in each.extends]))
+            for number, each in enumerate(self.taught)
+            if used[number] and each.extension is not None
+        }
+
+    @property
     def model(self) -> PooledModel:
         place = {label: column for column, label in enumerate(self.labels)}
         extensions = (
-            (np.array([place[label] for label in each.extends]), each.extension)
-            for each in self.taught
-            if each.extension is not None
+            (np.array([place[label] for label in self.taught[number].extends]), extension)
+            for number, extension in self.extensions.items()
         )
         adapters = tuple(task.adapter for task in self.curriculum.tasks if task.adapter is not None)
         detectors = tuple(task.detector for task in self.tasks)
@@ -97,14 +108,19 @@ def learn(curriculum: Curriculum, progress: Progress = lambda share: None) -> Kn
         curriculum.teachable.settings,
         {label: task.rule for task in curriculum.tasks for label in task.labels},
         [task.frozen for task in curriculum.tasks],
+        {},
     )
     for examples, taught in zip(lessons, done, strict=False):
         state.add(examples)
-        state.note(taught)
+        state.note(examples, taught)
     found, fitted = list(done), None
     for number, examples in enumerate(lessons[len(done) :]):
-        progress(number / (len(lessons) - len(done)))
-        taught, fitted = _learn_lesson(state, examples)
+
+        def of_lesson(share: float, number: int = number) -> None:
+            progress((number + share) / (len(lessons) - len(done)))
+
+        of_lesson(0.0)
+        taught, fitted = _learn_lesson(state, examples, of_lesson)
         found.append(taught)
     if fitted is None:
         fitted = curriculum.classifier or PooledClassifier.fit(state.statistics, state.settings)
@@ -122,6 +138,8 @@ class _State:
     """By label, in the order of the columns."""
     earlier: list[EarlierTask]
     """What stays of every task."""
+    further: dict[str, list[Vectors]]
+    """The examples of each label that were taught after it was known."""
 
     def columns(self, examples: Examples) -> dict[str, int]:
         """The column of each label, where new labels follow the known ones."""
@@ -132,18 +150,20 @@ class _State:
 
     def add(self, examples: Examples) -> None:
         """Add examples to the statistics."""
-        rows, ids = _rows(examples, self.columns(examples), self.statistics.projection.dim)
+        rows, ids = _rows(examples.vectors, self.columns(examples), self.statistics.projection.dim)
         self.statistics.add(rows, ids)
 
-    def note(self, taught: Taught) -> None:
+    def note(self, examples: Examples, taught: Taught) -> None:
         """What the lesson has changed beside the statistics."""
+        for label in taught.extends:
+            self.further.setdefault(label, []).append(examples.vectors[label])
         self.memory, self.settings = taught.lesson.memory, taught.lesson.settings
         if taught.task is not None:
             self.earlier.append(taught.task.frozen)
             self.rules |= dict.fromkeys(taught.task.labels, taught.task.rule)
 
 
-def _learn_lesson(state: _State, examples: Examples) -> tuple[Taught, PooledClassifier]:
+def _learn_lesson(state: _State, examples: Examples, progress: Progress) -> tuple[Taught, PooledClassifier]:
     """What a lesson becomes, and the classifier of all classes after it."""
     columns, dim = state.columns(examples), state.statistics.projection.dim
     known = {label: column for label, column in columns.items() if label in state.rules}
@@ -151,23 +171,24 @@ def _learn_lesson(state: _State, examples: Examples) -> tuple[Taught, PooledClas
     task: Task | None = None
     fitted: PooledClassifier | None = None
     if known:
-        state.statistics.add(*_rows(examples, known, dim))
+        state.statistics.add(*_rows(examples.vectors, known, dim))
     if new:
-        rows, ids = _rows(examples, new, dim)
-        learned = learn_task(state.statistics, state.memory, rows, ids, examples.seed, state.earlier)
+        rows, ids = _rows(examples.vectors, new, dim)
+        learned = learn_task(state.statistics, state.memory, rows, ids, examples.seed, state.earlier, progress)
         state.statistics, state.memory = learned.statistics, learned.memory
         fitted = learned.classifier
         state.settings = fitted.settings
         task = Task(tuple(new), learned.detector, learned.rule)
     extension: Extension | None = None
     if known:
-        rest = _Extended.of(state, *_rows(examples, known, dim), examples.seed)
+        further = {label: np.concatenate([*state.further.get(label, ()), examples.vectors[label]]) for label in known}
+        rest = _Extended.of(state, *_rows(further, known, dim), examples.seed)
         extension = rest.extension(state, known)
         fitted = fitted or PooledClassifier.of(rest.solution, state.settings)
     assert fitted is not None
     lesson = _lesson(examples, state.memory, state.settings)
     taught = Taught(lesson, task, tuple(known), extension)
-    state.note(taught)
+    state.note(examples, taught)
     return taught, fitted
 
 
@@ -204,11 +225,11 @@ class _Extended:
             scale.append(rule.tail / spread)
             shift.append(rule.center - rule.tail / spread * float(np.median(own)))
         detector = Detector.of(self.solution, state.settings.unknown, np.array(list(known.values())))
-        return Extension(detector, np.array(scale), np.array(shift))
+        return Extension(detector, np.array(scale), np.array(shift), np.ones(len(scale), bool))
 
 
-def _rows(examples: Examples, columns: dict[str, int], dim: int) -> tuple[Vectors, NDArray[np.int64]]:
-    rows = [examples.vectors[label] for label in columns]
+def _rows(vectors: Mapping[str, Vectors], columns: dict[str, int], dim: int) -> tuple[Vectors, NDArray[np.int64]]:
+    rows = [vectors[label] for label in columns]
     ids = np.repeat(np.array(list(columns.values()), np.int64), [len(each) for each in rows])
     return joined(rows, dim), ids
 

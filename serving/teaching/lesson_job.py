@@ -104,7 +104,7 @@ def learn_labels(
     trial = try_out(served, knowledge, rules, waiting, comparing, wanted.merge)
     seconds["comparison"], started = clock() - started, clock()
     display.part("writing the bundle", 0.9, 1.0)
-    place = put_beside(compose(model, knowledge), model.bundle, shelf)
+    place = put_beside(compose(model, knowledge, trial.taught), model.bundle, shelf)
     seconds["writing"] = clock() - started
     deleted = sorted({*wanted.forget, *before.labels} - {*after.labels, *wanted.rename, *wanted.merge})
     return summary(wanted, deleted, knowledge, trial, seconds), place.name

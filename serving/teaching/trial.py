@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.decision import Rule, judge
+from serving.bundle.decision import Rule, Verdicts, judge
 from serving.bundle.old_classes import MAX_LOSS, OldClasses, compare_classes
 from serving.bundle.pooled import PooledSettings, Statistics
 from serving.bundle.pooled.left_out import LeftOut, LeftOutDiscriminant, LeftOutRidge
+from serving.bundle.run_verdict import TaughtGrade, TaughtVerdict
 from serving.teaching.curriculum import Curriculum, Vectors
 from serving.teaching.learning import Knowledge, Progress
 
@@ -45,12 +46,12 @@ class TrialVectors:
     """The digest of each example; empty for a stand-in."""
 
     @classmethod
-    def of(cls, knowledge: Knowledge) -> TrialVectors:
+    def of(cls, knowledge: Knowledge, stand_ins: int = STAND_INS) -> TrialVectors:
         """Stand-ins of the classes of the run, and the examples of every lesson."""
         curriculum = knowledge.curriculum
         place = {label: column for column, label in enumerate(knowledge.labels)}
         projection = curriculum.teachable.factors.projection
-        phi = [factor.stand_ins(STAND_INS, seed=0) for factor in curriculum.teachable.factors.classes]
+        phi = [factor.stand_ins(stand_ins, seed=0) for factor in curriculum.teachable.factors.classes]
         ids = [np.full(len(rows), number) for number, rows in enumerate(phi)]
         names = [""] * sum(map(len, phi))
         for lesson in curriculum.lessons:
@@ -72,8 +73,10 @@ class LeftOutAnswers:
     """Of the columns: labels, where a class that is merged into another one has the label of that."""
 
     @classmethod
-    def of(cls, knowledge: Knowledge, merged: Mapping[str, str] | None = None) -> LeftOutAnswers:
-        evidence, names = TrialVectors.of(knowledge), merged or {}
+    def of(
+        cls, knowledge: Knowledge, merged: Mapping[str, str] | None = None, stand_ins: int = STAND_INS
+    ) -> LeftOutAnswers:
+        evidence, names = TrialVectors.of(knowledge, stand_ins), merged or {}
         logits = left_out_logits(knowledge.statistics, knowledge.settings, evidence)
         labels = tuple(names.get(label, label) for label in knowledge.labels)
         return cls(knowledge, evidence, logits.argmax(axis=1), labels)
@@ -103,7 +106,7 @@ class ClassTrial:
     right_before: int
     right_after: int
     known_after: int
-    grade: str
+    grade: TaughtGrade
     advice: str
 
 
@@ -115,8 +118,10 @@ class Trial:
     old: OldClasses
     worse: tuple[str, ...]
     """Earlier classes that the gate objects to."""
+    taught: tuple[TaughtVerdict, ...]
+    """Of all classes with examples, whether they changed or not."""
     waiting: int
-    """Unlabelled images that wait in the quarantine ..."""
+    """Unlabelled images in the quarantine that are unknown to what is served ..."""
     waiting_known: dict[str, int]
     """... and how many of them would be known now, by their label."""
     rejects_unknown: bool
@@ -142,18 +147,41 @@ def try_out(
         for label in after.labels
         if _examples(before.curriculum, label).keys() != _examples(after.curriculum, label).keys()
     )
-    verdicts = judge(after.model.upright().outputs(waiting), rules[1]) if len(waiting) else None
+    unknown = waiting[~_judged(before, waiting, rules[0]).known] if len(waiting) else waiting
     found: Counter[str] = Counter()
-    if verdicts is not None:
+    if len(unknown):
+        verdicts = _judged(after, unknown, rules[1])
         found.update(after.labels[column] for column in verdicts.class_id[verdicts.known])
     return Trial(
         classes,
         old,
         tuple(each.label for each in old.worse(MAX_LOSS)),
-        len(waiting),
+        _verdicts(later),
+        len(unknown),
         dict(found.most_common()),
         not rules[1].blind_tasks(),
     )
+
+
+def taught_verdicts(knowledge: Knowledge) -> tuple[TaughtVerdict, ...]:
+    """How far each class with examples can be relied on."""
+    if not knowledge.curriculum.lessons:
+        return ()
+    return _verdicts(LeftOutAnswers.of(knowledge, stand_ins=0))
+
+
+def _verdicts(answers: LeftOutAnswers) -> tuple[TaughtVerdict, ...]:
+    """Also of classes that no example was added to: a class that is like a new one may have become weak."""
+    counts, names = answers.knowledge.statistics.counts, answers.knowledge.labels
+    found = []
+    for label, examples in _all_examples(answers.knowledge.curriculum).items():
+        right = sum(answer == label for answer in answers.labels(examples).values())
+        images = int(counts[names.index(label)])
+        grade, advice = _grade(right, len(examples), images, label)
+        found.append(
+            TaughtVerdict(label=label, grade=grade, images=images, examples=len(examples), right=right, advice=advice)
+        )
+    return tuple(found)
 
 
 def left_out_logits(statistics: Statistics, settings: PooledSettings, evidence: TrialVectors) -> Doubles:
@@ -203,7 +231,7 @@ def _class_trial(label: str, earlier: LeftOutAnswers, later: LeftOutAnswers, rul
     known = 0
     if has:
         # By detectors that have seen the examples.
-        known = int(judge(after.model.upright().outputs(np.stack(list(has.values()))), rule).known.sum())
+        known = int(_judged(after, np.stack(list(has.values())), rule).known.sum())
     images = int(after.statistics.counts[after.labels.index(label)])
     grade, advice = _grade(right_after, len(has), images, label)
     return ClassTrial(
@@ -221,7 +249,11 @@ def _class_trial(label: str, earlier: LeftOutAnswers, later: LeftOutAnswers, rul
     )
 
 
-def _grade(right: int, of: int, images: int, label: str) -> tuple[str, str]:
+def _judged(knowledge: Knowledge, vectors: Vectors, rule: Rule) -> Verdicts:
+    return judge(knowledge.model.upright().outputs(vectors), rule)
+
+
+def _grade(right: int, of: int, images: int, label: str) -> tuple[TaughtGrade, str]:
     share = right / of if of else 1.0
     if share < WEAK:
         return "not working", f"{label!r} is taken for other classes: check its examples, or add some that differ"
@@ -234,9 +266,13 @@ def _grade(right: int, of: int, images: int, label: str) -> tuple[str, str]:
 
 def _examples(curriculum: Curriculum, label: str) -> dict[str, NDArray[np.float32]]:
     """The vector of each example of a class, by digest."""
-    return {
-        name: row
-        for lesson in curriculum.lessons
-        if label in lesson.digests
-        for name, row in zip(lesson.digests[label], lesson.vectors[label], strict=True)
-    }
+    return _all_examples(curriculum).get(label, {})
+
+
+def _all_examples(curriculum: Curriculum) -> dict[str, dict[str, NDArray[np.float32]]]:
+    """The vector of each example by digest, of every class that has some, in the order in which they were taught."""
+    found: dict[str, dict[str, NDArray[np.float32]]] = {}
+    for lesson in curriculum.lessons:
+        for label, names in lesson.digests.items():
+            found.setdefault(label, {}).update(zip(names, lesson.vectors[label], strict=True))
+    return found

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,7 @@ from serving.bundle.manifest import (
 )
 from serving.bundle.model import BundleModel
 from serving.bundle.pooled_model import weight_arrays
+from serving.bundle.run_verdict import TaughtVerdict
 from serving.teaching.curriculum import Task
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import Knowledge
@@ -66,8 +68,11 @@ class Written:
     """Name -> name in the bundle before."""
 
 
-def compose(before: BundleModel, knowledge: Knowledge) -> Written:
-    """The bundle of what was learned; `before` is the model that it continues, whose trunk it shares."""
+def compose(before: BundleModel, knowledge: Knowledge, verdicts: Sequence[TaughtVerdict]) -> Written:
+    """The bundle of what was learned; `before` is the model that it continues, whose trunk it shares.
+
+    `verdicts` are those on classes with examples (`taught_verdicts`).
+    """
     bundle, manifest = before.bundle, before.manifest
     model, rule = knowledge.model, knowledge.rule(bundle.rule)
     answers = {}
@@ -91,8 +96,8 @@ def compose(before: BundleModel, knowledge: Knowledge) -> Written:
         contents[EMBEDDING] = archive(found.of_classes(_numbers(manifest, knowledge)).to_arrays())
     for number, taught in enumerate(knowledge.taught):
         contents[lesson_name(number)] = archive(taught.lesson.to_arrays())
-        if taught.extension is not None:
-            contents[extension_name(number)] = archive(taught.extension.to_arrays())
+    for number, extension in knowledge.extensions.items():
+        contents[extension_name(number)] = archive(extension.to_arrays())
     described = {name: FileInfo(sha256=sha256(content), size=len(content)) for name, content in contents.items()}
     for name in map(manifest.graph_file, manifest.precisions):
         described[name] = manifest.files[name]
@@ -114,6 +119,7 @@ def compose(before: BundleModel, knowledge: Knowledge) -> Written:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tasks=_tasks(knowledge, described, bundle),
         lessons=_lessons(knowledge),
+        taught=tuple(verdicts),
         consolidated=tuple(
             ConsolidatedInfo(labels=each.labels, images=each.images, weight=each.weight)
             for each in knowledge.curriculum.adapted

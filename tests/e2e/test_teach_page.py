@@ -45,6 +45,10 @@ pytestmark = pytest.mark.long
 TOKEN = "f00dfacef00dface-token"
 PHONE = {"width": 375, "height": 740}
 HOSTILE = "<img src=x onerror=alert(1)>"
+RATE = 30.0
+"""Requests per second that go on while a person teaches."""
+SERVED_WITHIN = 20.0
+"""Seconds from the click on Learn to the new version, on a machine that may be busy; about 3 on an idle one."""
 EACH = 24
 """Unknown images of each of the two new classes."""
 
@@ -144,25 +148,32 @@ def learn_and_accept(page: Page) -> None:
 
 @contextlib.contextmanager
 def traffic(server: Server) -> Iterator[list[int]]:
-    """Requests that go on meanwhile; yields the status of each."""
+    """Requests that go on meanwhile, more than RATE per second; yields the status of each."""
     stop, found = threading.Event(), []
-    content = picture("ant", 500)
+    content, clients = picture("ant", 500), 8
+    started = time.monotonic()
 
-    def send() -> None:
+    def send(number: int) -> None:
         with httpx.Client(timeout=PATIENCE) as client:
-            while not stop.wait(0.05):
+            due = started + number / 50
+            while not stop.wait(max(0.0, due - time.monotonic())):
+                due += clients / 50
                 try:
                     found.append(client.post(f"{server.url}/predict?store=false", content=content).status_code)
                 except httpx.TransportError:
                     found.append(0)
 
-    thread = threading.Thread(target=send)
-    thread.start()
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
     try:
         yield found
     finally:
+        seconds = time.monotonic() - started
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
+    assert len(found) >= RATE * seconds
 
 
 def files(**pictures_of: range) -> list[dict[str, Any]]:
@@ -214,17 +225,18 @@ def test_unknown_images_are_grouped_named_learned_and_known_while_requests_go_on
             page.evaluate("document.getElementById('notice').hidden = true")
         assert page.get_by_test_id("strip").is_visible()
         page.screenshot(path=tmp_path / "named.png", full_page=True)
+        clicked = time.monotonic()
         page.get_by_test_id("strip-go").click()
         page.get_by_test_id("accept").wait_for()
+        learned = time.monotonic() - clicked
         page.screenshot(path=tmp_path / "before-and-after.png", full_page=True)
         rows = {row.get_attribute("data-label"): row.inner_text() for row in page.locator(".results tbody tr").all()}
         assert {*rows} == {"elk", "fox"}
         assert "elk" not in labels(server), "nothing is served before it is accepted"
-        started = time.monotonic()
+        clicked = time.monotonic()
         page.get_by_test_id("accept").click()
         noticed(page, "is served now.")
-        assert time.monotonic() - started < PATIENCE
-    assert statuses
+        assert learned + time.monotonic() - clicked < SERVED_WITHIN
     assert set(statuses) == {200}
     assert {"elk", "fox"} <= set(labels(server))
     after = {label: answers(server, label, range(100, 110)) for label in ("elk", "fox", "ant")}
@@ -259,9 +271,13 @@ def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server)
     # Not by the notice this time, but from the list of versions.
     tab(page, "versions")
     page.get_by_test_id("version").filter(has_text="fox").filter(has_text="learned").get_by_test_id("rollback").click()
-    page.get_by_test_id("sure-yes").click()
     noticed(page, "is served now.")
     assert {"elk", "fox"} <= set(labels(server))
+    # One click goes back, and one takes that back.
+    undo(page)
+    assert "fox" not in labels(server)
+    page.get_by_test_id("version").filter(has_text="fox").filter(has_text="learned").get_by_test_id("rollback").click()
+    noticed(page, "is served now.")
     assert answers(server, "fox", range(100, 110)).count("fox") >= 8
     assert page.locator("[data-testid=version][data-current=true]").count() == 1
     assert "ada" in page.get_by_test_id("log").inner_text()
@@ -303,6 +319,33 @@ def test_examples_come_from_files_and_folders_and_copies_are_recognised(
     counted = Counter(item.label for item in store.items() if item.state == "named")
     assert (counted["gnu"], counted["hen"]) == (3, 3)
     assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_dropped_folder_becomes_classes(page: Page, store: Store, tmp_path: Path) -> None:
+    """As a file manager drops it: folders are read by the page, in parts of a hundred files."""
+    folder = tmp_path / "animals"
+    for label, count in (("yak", 3), ("fish", 2)):
+        (folder / "more" / label).mkdir(parents=True)
+        for number in range(70, 70 + count):
+            (folder / "more" / label / f"{number}.png").write_bytes(picture(label, number))
+    (folder / "more" / "yak" / ".hidden.png").write_bytes(b"not an image")
+    tab(page, "examples")
+    place = page.get_by_test_id("drop").bounding_box()
+    assert place is not None
+    where = {"x": place["x"] + place["width"] / 2, "y": place["y"] + place["height"] / 2}
+    browser = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        data = {"items": [], "files": [str(folder)], "dragOperationsMask": 1}
+        browser.send("Input.dispatchDragEvent", {"type": kind, **where, "data": data})
+    page.get_by_test_id("sure").wait_for()
+    asked = page.get_by_test_id("sure").inner_text()
+    assert "yak: 3 images" in asked
+    assert "fish: 2 images" in asked
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Added 5 examples of “fish” and “yak”.")
+    assert Counter(item.label for item in store.items() if item.label in ("yak", "fish")) == {"yak": 3, "fish": 2}
+    undo(page)
+    assert not any(item.label in ("yak", "fish") for item in store.items())
 
 
 def test_a_large_photo_is_shrunk_before_it_is_sent(page: Page, store: Store) -> None:

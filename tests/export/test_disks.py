@@ -147,7 +147,7 @@ def test_a_lesson_that_cannot_be_written_leaves_the_shelf_as_it_was(how: str, sm
     served = BundleModel.load(write_bundle(shelf / "first"), provider="cpu", threads=1)
     given = [(f"{number:064}", vector) for number, vector in enumerate(encode(pictures("elk", 4)))]
     examples = Examples.of({"elk": given}, "ann", "2024-01-01T00:00:00+00:00")
-    written = compose(served, learn(Curriculum.of(served.bundle).taught(examples)))
+    written = compose(served, learn(Curriculum.of(served.bundle).taught(examples)), ())
     BROKEN[how](small)
     with pytest.raises(TeachError, match=f"cannot be written: {REASONS[how]}"):
         put_beside(written, served.bundle, shelf)

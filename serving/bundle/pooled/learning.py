@@ -11,7 +11,7 @@ change with every task; the detector of a task and its own scores stay as they a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -99,17 +99,19 @@ def learn_task(
     class_ids: Ids,
     seed: int,
     earlier: Sequence[EarlierTask] = (),
+    progress: Callable[[float], None] = lambda share: None,
 ) -> LearnedTask:
     """Add a task with vectors [n, dim] of the classes [n], whose ids are above those of all earlier tasks.
 
     `statistics` and `memory` are those after the task before (`Statistics(projection_for(dim))` and `Memory()` at
     first), and are left as they are; `earlier` are all tasks before. The same arguments give the same result.
+    `progress` is called with the share that is done.
     """
     after, classes = statistics.copy(), np.unique(class_ids)
     after.add(encoded, class_ids)
     images = LeftOut.of(after, encoded, class_ids, seed)
     judged = (
-        JudgedSettings.of(images, memory)
+        JudgedSettings.of(images, memory, progress)
         if len(images)
         else JudgedSettings(memory, chosen_classifier(memory.cross_entropies))
     )
@@ -143,10 +145,19 @@ class JudgedSettings:
     ridge: LeftOutRidge | None = None
 
     @classmethod
-    def of(cls, images: LeftOut, memory: ChoiceMemory) -> JudgedSettings:
+    def of(
+        cls, images: LeftOut, memory: ChoiceMemory, progress: Callable[[float], None] = lambda share: None
+    ) -> JudgedSettings:
         """Judge every candidate by the images of a task."""
-        discriminants = {each: LeftOutDiscriminant(images, each) for each in SHRINKAGES}
-        ridges = {each: LeftOutRidge(images, each[1], expanded=each[0]) for each in RIDGES}
+        discriminants = {}
+        for number, each in enumerate(SHRINKAGES):
+            progress(number / SOLVES)
+            discriminants[each] = LeftOutDiscriminant(images, each)
+        ridges = {}
+        for number, choice in enumerate(RIDGES, len(SHRINKAGES)):
+            progress(number / SOLVES)
+            ridges[choice] = LeftOutRidge(images, choice[1], expanded=choice[0])
+        progress((SOLVES - 1) / SOLVES)
         nats = memory.cross_entropies + cross_entropies(images, discriminants, ridges)
         settings = chosen_classifier(nats)
         discriminant, ridge = discriminants[settings.shrinkage], ridges[settings.expanded, settings.ridge]

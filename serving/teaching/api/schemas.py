@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from serving.bundle.run_verdict import TaughtGrade
 from serving.http.schemas import Answer, ApiModel, ModelName, field
 from serving.quarantine.api.schemas import ChangeEntry, Id, Ids, ItemEntry, Time
 from serving.quarantine.records import ItemKind
@@ -25,7 +26,7 @@ class ClassResult(ApiModel):
     right_before: int = field("how many of these the served model recognises while they are left out", 0)
     right_after: int = field("how many the candidate recognises while they are left out", 11)
     known_after: int = field("how many the candidate accepts as known", 12)
-    grade: Literal["good", "weak", "not working", "few examples"] = field("how far it can be relied on", "good")
+    grade: TaughtGrade = field("how far it can be relied on", "good")
     advice: str = field("what would help; empty if nothing has to", "")
 
 
@@ -64,8 +65,8 @@ class LearnResult(ApiModel):
     old_classes: OldClassesResult
     gate: bool = field("whether no earlier class loses too much", True)
     max_loss: float = field("points that an earlier class may lose", 5.0)
-    waiting_unknown: int = field("unlabelled images that the candidate was tried on", 120)
-    waiting_known: int = field("how many of them it knows", 80)
+    waiting_unknown: int = field("unlabelled images that the served model does not know", 120)
+    waiting_known: int = field("how many of them the candidate knows", 80)
     waiting_by_class: dict[str, int] = field("the same by label", {"cow": 80})
     rejects_unknown: bool = field("false if there are too few images to call any image unknown", True)
     seconds: dict[str, float] = field("how long each step took", {"learning": 2.1})
@@ -163,6 +164,8 @@ class ClassEntry(ApiModel):
     taught_by: str | None = field("who taught it last", "ada")
     taught_at: str | None = field("when that was", "2024-01-01T12:00:00+00:00")
     created_by: str | None = field("who began it, if it has no example yet", None)
+    grade: TaughtGrade | None = field("how far it can be relied on, if it has taught examples", "few examples")
+    advice: str = field("what would help; empty if nothing has to", "")
     examples: tuple[ExampleEntry, ...] = Field(description="some of its examples that are in the quarantine")
 
 

@@ -78,6 +78,7 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
     for each in teacher.store.examples():
         by_label[str(each.label)].append(each)
     drafts = teacher.store.drafts()
+    verdicts = {each.label: each for each in manifest.taught}
     task_of = {label: task.task for task in manifest.tasks for label in task.labels}
     taught_tasks = {lesson.task for lesson in manifest.lessons}
     taught, removed = Counter(pending.taught.values()), Counter(pending.taught[name] for name in pending.removed)
@@ -99,6 +100,8 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
                 taught_by=lessons[-1].taught_by if lessons else None,
                 taught_at=lessons[-1].taught_at if lessons else None,
                 created_by=drafts[label][0] if label in drafts else None,
+                grade=verdicts[label].grade if label in verdicts else None,
+                advice=verdicts[label].advice if label in verdicts else "",
                 examples=tuple(_example(each, waiting) for each in own[-examples:]) if examples else (),
             )
         )

@@ -138,6 +138,43 @@ def test_extends_a_known_class(bundle: Path, tmp_path: Path) -> None:
     assert (info.task, info.extends, info.images) == (None, ("dog",), {"dog": 20})
 
 
+def test_more_and_more_examples_of_a_class_have_one_detector(bundle: Path, tmp_path: Path) -> None:
+    """What a worker holds does not grow with the number of lessons, and every example counts."""
+    kinds = ("hen", "gnu", "fox")
+    model, versions = taught(bundle), []
+    for kind in kinds:
+        model.teach({"dog": pictures(kind, 12)})
+        versions.append(BundleModel.load(model.save(tmp_path / kind), provider="cpu", threads=1))
+    counts = [sum(name.startswith("extension") for name in each.manifest.files) for each in versions]
+    assert counts == [1, 1, 1]
+    versions[-1].self_test()
+    for kind in kinds:
+        known = [model.predict(content) for content in pictures(kind, 12, first=500)]
+        assert sum(answer.known and answer.label == "dog" for answer in known) >= 8, kind
+    # Without the last lesson, the one before is what it was, although the bundle no longer has its extension.
+    curriculum = Curriculum.of(versions[-1].bundle)
+    assert [each.extension is None for each in curriculum.done] == [True, True, False]
+    last = frozenset(name for names in curriculum.lessons[-1].digests.values() for name in names)
+    without = learn(curriculum.without_examples(last))
+    assert without.curriculum.done == (), "all of it had to be learned again"
+    wanted = versions[1].pooled
+    assert wanted is not None
+    vectors = encode(TEST)
+    for name, values in without.model.outputs(vectors).items():
+        np.testing.assert_allclose(values, wanted.outputs(vectors)[name], atol=1e-5)
+
+
+def test_some_classes_of_an_extension_get_more_examples(bundle: Path, tmp_path: Path) -> None:
+    both = {"dog": pictures("hen", 10), "cat": pictures("gnu", 10)}
+    model = taught(bundle, both, {"dog": pictures("fox", 10)})
+    saved = BundleModel.load(model.save(tmp_path / "saved"), provider="cpu", threads=1)
+    assert saved.pooled is not None
+    assert [extension.used.tolist() for _, extension in saved.pooled.extensions] == [[True, False], [True]]
+    for label, kind in (("dog", "hen"), ("cat", "gnu"), ("dog", "fox")):
+        known = [model.predict(content) for content in pictures(kind, 12, first=500)]
+        assert sum(answer.known and answer.label == label for answer in known) >= 8, kind
+
+
 def test_before_and_after_are_the_same_measure(bundle: Path) -> None:
     """Examples are left out one by one, of what is served and of what was learned."""
     model = BundleModel.load(bundle, provider="cpu", threads=1)

@@ -26,6 +26,7 @@ export function classCard(entry, { open, examples, selected, unnamed }) {
         make("h3", { text: label }),
         badges(entry, unnamed.includes(label)),
         make("p", { class: "small", text: facts(entry) }),
+        entry.advice && make("p", { class: "small advice", text: entry.advice }),
       ),
       make("div", { class: "row" }, ...actions(entry, open)),
     ),
@@ -37,7 +38,9 @@ export function classCard(entry, { open, examples, selected, unnamed }) {
 
 const badge = (state, text) => make("span", { class: "badge", "data-state": state, text });
 
-function badges({ origin, waiting, removed, extended }, nameless) {
+const GRADES = { good: "known", weak: "new", "not working": "wrong", "few examples": "named" };
+
+function badges({ origin, waiting, removed, extended, grade }, nameless) {
   const [state, text] = ORIGINS[origin];
   return make(
     "p",
@@ -45,6 +48,7 @@ function badges({ origin, waiting, removed, extended }, nameless) {
     state === "plain" ? make("span", { class: "badge plain", text }) : badge(state, text),
     nameless && badge("new", "needs a name"),
     extended && badge("known", "extended"),
+    grade && grade !== "good" && badge(GRADES[grade], grade),
     waiting > 0 && origin !== "waiting" && badge("named", `${waiting} waiting`),
     removed > 0 && badge("new", `${removed} to take out`),
   );

@@ -129,10 +129,11 @@ place().addEventListener("click", ({ target }) => {
   else if (id === "discard") discard();
   else if (id === "lesson-back") {
     const version = before;
+    const { candidate } = job;
     run(async () => {
       await back(version);
       await reload();
-      notify(`Version ${version} is served again.`);
+      notify(`Version ${version} is served again.`, () => back(candidate));
     });
   }
 });

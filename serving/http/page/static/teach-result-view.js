@@ -76,8 +76,7 @@ function figures(learned) {
       after: share(old.after),
       note: old.images ? images(old.images) : "nothing to compare is stored",
     }),
-    figure("Waiting unknown images known", {
-      before: "0",
+    figure("Waiting unknown images that become known", {
       after: `${known.toLocaleString()} of ${unknown.toLocaleString()}`,
       note: names.length ? listed(names, 4) : "of those without a name",
     }),
@@ -92,8 +91,8 @@ const figure = (title, { before, after, note }) =>
     make(
       "dd",
       {},
-      make("span", { class: "before", text: before }),
-      make("span", { class: "arrow", text: " → " }),
+      before && make("span", { class: "before", text: before }),
+      before && make("span", { class: "arrow", text: " → " }),
       make("strong", { text: after }),
     ),
     make("dd", { class: "small", text: note }),

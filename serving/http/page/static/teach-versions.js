@@ -1,6 +1,5 @@
 // The Versions tab: every version of the model, the way back to it, and who did what.
 
-import { ask } from "./dialogs.js";
 import { counted, element, make, when } from "./elements.js";
 import { notify, run } from "./notices.js";
 import * as api from "./teach-api.js";
@@ -60,22 +59,14 @@ function entry({ version, created, current, previous, classes, who, what, lesson
         type: "button",
         "data-testid": "rollback",
         text: "Go back to this",
-        on: { click: () => rollback(version, what) },
+        on: { click: () => goBack(version) },
       }),
   );
 }
 
-async function rollback(version, what) {
+// One click, because it is undone by going to the version that was served; what was taught since stays stored.
+async function goBack(version) {
   const now = versions.find(({ current }) => current);
-  const text =
-    `${sentence(what)} (${version}). All workers switch to it together. ` +
-    "What was taught since stays stored and waits to be learned again.";
-  const reply = await ask({
-    title: "Go back to this version?",
-    text,
-    choices: [{ value: "yes", text: "Go back" }],
-  });
-  if (!reply) return;
   await run(async () => {
     await api.rollback(version);
     await reload();
