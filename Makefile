@@ -12,13 +12,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := PASSIVE
 # With this variable set, every process would compile everything that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
-# pip's list of everything that is already there is left out; what it downloads and builds is shown, with sizes.
+# pip's list of everything that is already there is left out; what it downloads and builds is shown, with sizes. A pip that fails
+# is noticed by `pipefail`, which each of these recipes sets itself: make 3.81, that of macOS, knows no .SHELLFLAGS.
 SHELL := bash
-.SHELLFLAGS := -o pipefail -c
 INSTALL = -m pip install --progress-bar off
 SHOWN = | { grep -E --line-buffered '^ *(Downloading|Building|Installing|ERROR|error:)' || true; }
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
+
+DIST := dist
 
 .PHONY: help demo demo-loop demo-teach test test-long test-failed check bench compare soak fuzz audit sbom release clean
 .DELETE_ON_ERROR:
@@ -77,8 +79,8 @@ audit: $(VENV)/audit ## Look up the pinned versions in a database of vulnerabili
 sbom: $(VENV)/audit $(VENV)/serving-only ## Write the bill of materials and the licences of a server into docs/
 	.venv-audit/bin/python .ci/sbom.py .venv-serving/bin/python
 
-release: $(VENV)/dev ## Build wheel, source, bento and checksums into dist/ (DRY=1: even if the tree is not ready)
-	$(PY) .ci/release.py --out dist $(if $(DRY),--dry-run)
+release: $(VENV)/dev ## Build wheels, sources, bento and checksums into dist/ (DIST= changes it; DRY=1: even if the tree is not ready)
+	$(PY) .ci/release.py --out $(DIST) $(if $(DRY),--dry-run)
 
 clean: ## Remove environments, runs and caches
 	rm -rf $(VENV) .venv-serving .venv-bench .venv-compare .venv-audit runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
@@ -90,38 +92,38 @@ $(VENV)/bin/python:
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): a few minutes once, mostly PyTorch and its CUDA libraries"
 	@$(PY) -c 'import importlib.util as u, shutil; print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md" if not shutil.which("nvidia-smi") and not u.find_spec("torch") else "", end="\n")'
-	$(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
+	set -o pipefail; $(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
 	@$(PY) $(COMPILE)
 	@touch $@
 
 $(VENV)/dev: $(VENV)/train
-	$(PY) $(INSTALL) -e '.[train,photos,dev]' $(SHOWN)
+	set -o pipefail; $(PY) $(INSTALL) -e '.[train,photos,dev]' $(SHOWN)
 	@touch $@
 
 # Contestants that need httptools have an environment of their own, because httptools must not be installed beside our server.
 $(VENV)/bench: $(VENV)/dev
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python $(INSTALL) -e '.[bench]' $(SHOWN)
+	set -o pipefail; .venv-bench/bin/python $(INSTALL) -e '.[bench]' $(SHOWN)
 	@touch $@
 
 # An environment over ours, so that PyTorch is there once. Avalanche's wheel brings a package `tests`, which would hide ours.
 $(VENV)/compare: $(VENV)/train
 	$(PYTHON) -m venv .venv-compare
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$(echo .venv-compare/lib/python*/site-packages)/ours.pth
-	.venv-compare/bin/python $(INSTALL) avalanche-lib==0.6.0 $(SHOWN)
+	set -o pipefail; .venv-compare/bin/python $(INSTALL) avalanche-lib==0.6.0 $(SHOWN)
 	rm -rf .venv-compare/lib/python*/site-packages/tests
 	@touch $@
 
 # Not constrained: these tools check the constraints and are no part of what is shipped.
 $(VENV)/audit: | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-audit
-	PIP_CONSTRAINT= .venv-audit/bin/python $(INSTALL) cyclonedx-bom pip-audit $(SHOWN)
+	set -o pipefail; PIP_CONSTRAINT= .venv-audit/bin/python $(INSTALL) cyclonedx-bom pip-audit $(SHOWN)
 	@touch $@
 
 # Only the packages that a server needs. Tests check that they are enough.
 $(VENV)/serving-only: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-serving
-	.venv-serving/bin/python $(INSTALL) -e . $(SHOWN)
+	set -o pipefail; .venv-serving/bin/python $(INSTALL) -e . $(SHOWN)
 	@touch $@
 
 $(DEMO)/metrics.json: | $(VENV)/train

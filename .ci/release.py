@@ -1,4 +1,4 @@
-"""Build a release: wheel, source distribution, bento and checksums, after checking that the tree is ready for it.
+"""Build a release, if the tree is ready: wheels and sources of openworld and its client, bento, checksums.
 
     python .ci/release.py --out DIST [--dry-run]
 
@@ -65,7 +65,8 @@ def build(out: Path, of: str) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ReleaseError(f"--out {out} is not empty; allowed: a new or an empty folder")
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)])
+    for project in (ROOT, ROOT / "client"):
+        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)])
     if (ROOT / BUNDLE).exists():
         with tempfile.TemporaryDirectory() as home:
             environment = {"BENTOML_HOME": home, "BENTOML_DO_NOT_TRACK": "True"}

@@ -5,13 +5,14 @@ Only the module of the chosen subcommand is imported.
 
 import importlib
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from models.suggest import unknown_name
 from training.options import GLOSSARY, run_command
 
 USAGE = """\
-usage: openworld COMMAND ...    (openworld COMMAND --help explains its options)
+usage: openworld COMMAND ...    (openworld COMMAND --help explains its options; openworld --version)
 
 An image classifier that keeps learning and knows what it does not know.
 """
@@ -53,10 +54,20 @@ def help_text() -> str:
     return f"{USAGE}\ncommands:\n{commands}\n\n{GLOSSARY}"
 
 
+def version_text() -> str:
+    try:
+        return f"openworld {version('openworld')}"
+    except PackageNotFoundError:
+        return "openworld, not installed: run from its folder"
+
+
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
+        return 0
+    if words[0] in ("--version", "version"):
+        print(version_text())
         return 0
     name, *rest = words
     if name not in SUBCOMMANDS:

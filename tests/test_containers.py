@@ -18,7 +18,7 @@ import yaml
 from serving.__main__ import GRACE, _parser
 from serving.http.middleware import PROBES
 from serving.settings import PREFIX, Settings, variable
-from tests.helpers_serving import ROOT
+from tests.helpers_serving import COLOURS, ROOT, http_get, http_post, image_bytes, serving, write_bundle
 
 DOCS, COMPOSE, CHART = ROOT / "docs", ROOT / "docs/compose", ROOT / "docs/helm/openworld"
 DOCKERFILE = ROOT / "Dockerfile"
@@ -76,14 +76,14 @@ def test_the_image_has_two_stages_and_no_rights(stages: list[list[tuple[str, str
     assert any(name == "RUN" and "--constraint constraints.txt" in words for name, words in build)
 
 
-def test_what_the_first_stage_copies_is_installed_without_training(
-    stages: list[list[tuple[str, str]]], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def wheel(stages: list[list[tuple[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The build as far as it goes without an engine: the wheel of the files that are copied."""
+    folder = tmp_path_factory.mktemp("wheel")
     sources = [words.split()[:-1] for name, words in stages[0] if name == "COPY"]
     listed = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert listed[0] == "*"
-    context = tmp_path / "src"
+    context = folder / "src"
     context.mkdir()
     for each in (source for copied in sources for source in copied):
         assert f"!{each}" in listed, "Docker would not see it"
@@ -91,15 +91,41 @@ def test_what_the_first_stage_copies_is_installed_without_training(
             shutil.copytree(ROOT / each, context / each, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / each, context)
-    command = [sys.executable, "-c", BUILD.format(folder=str(tmp_path))]
+    command = [sys.executable, "-c", BUILD.format(folder=str(folder))]
     built = subprocess.run(command, cwd=context, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    with zipfile.ZipFile(tmp_path / built.stdout.splitlines()[-1]) as wheel:
-        names = wheel.namelist()
+    return folder / built.stdout.splitlines()[-1]
+
+
+def test_what_the_first_stage_copies_is_installed_without_training(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     packages = {name.split("/")[0] for name in names if "dist-info" not in name}
     assert packages == {"serving", "openworld.py"}
     assert "serving/__main__.py" in names
     assert any(name.startswith("serving/http/page/static/") for name in names)
+
+
+@pytest.mark.long
+def test_what_is_installed_serves_from_another_folder(
+    wheel: Path, stages: list[list[tuple[str, str]]], tmp_path: Path
+) -> None:
+    """The last stage without an engine: its variables and its command, on the packages of this environment."""
+    installed, elsewhere = tmp_path / "site-packages", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    with (installed / "serving/http/page/static/index.html").open("a") as page:
+        page.write("<!-- the installed copy -->")
+    given = dict(word.split("=", 1) for name, words in stages[-1] if name == "ENV" for word in shlex.split(words))
+    bundle = write_bundle(tmp_path / "bundle")
+    kept = {name: value for name, value in given.items() if name.startswith((PREFIX, "ORT_", "PYTHON"))}
+    settings = {**kept, "OPENWORLD_BUNDLE": str(bundle), "PYTHONPATH": str(installed)}
+    with serving(tmp_path / "home", bundle, settings=settings, cwd=elsewhere) as server:
+        assert http_get(f"{server.url}/readyz").status_code == 200
+        assert http_get(server.url).text.endswith("<!-- the installed copy -->")
+        assert http_post(f"{server.url}/predict", content=image_bytes(COLOURS["red"])).json()["label"] == "red"
+    assert [*elsewhere.iterdir()] == []
 
 
 # ---- the compose file
@@ -223,6 +249,7 @@ def test_the_chart_renders_the_plain_manifests() -> None:
 EVERYTHING = (
     *("--set", "bundles.claim=shelf", "--set", "deadline=60", "--set", "image.kind=dockerfile"),
     *("--set-string", "settings.OPENWORLD_ALPHA=0.01", "--set", "podAnnotations.team=vision"),
+    *("--set", "quarantine.secret=database"),
     *("--set", "nodeSelector.zone=a", "--set", "networkPolicy.egress[0].ports[0].port=5432"),
 )
 
@@ -241,6 +268,8 @@ def test_values_reach_the_pods() -> None:
     settings = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert settings["OPENWORLD_ALPHA"] == "0.01"
     assert settings["OPENWORLD_BUNDLES"] == "/bundles"
+    (address,) = [entry for entry in container["env"] if entry["name"] == "OPENWORLD_QUARANTINE_URL"]
+    assert address["valueFrom"] == {"secretKeyRef": {"name": "database", "key": "quarantine-url"}}
     assert settings["OPENWORLD_DEADLINE"] == "60"
     assert {name for name in settings if name.startswith(PREFIX)} <= VARIABLES
     assert pod["terminationGracePeriodSeconds"] == 75
@@ -254,7 +283,9 @@ def test_values_reach_the_pods() -> None:
     assert "NetworkPolicy" not in rendered("--set", "networkPolicy.enabled=false")
 
 
-@pytest.mark.parametrize("wrong", ["replicas=3", "image.kind=other", "deadline=0", "settings.ALPHA=1"])
+@pytest.mark.parametrize(
+    "wrong", ["replicas=3", "image.kind=other", "deadline=0", "settings.ALPHA=1", "quarantine.url=sqlite://"]
+)
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert tool("helm", "template", "openworld", CHART, "--set", wrong).returncode != 0
 

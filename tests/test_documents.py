@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from serving.http.schemas import Answer
 from tests.helpers_serving import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "client/README.md"])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PACKAGE_INDEX = re.compile(
     r"pypi\.org|pythonhosted\.org|--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^\s\"']*/simple\b"
@@ -75,6 +79,48 @@ def test_documents_name_files_that_exist() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_the_response_in_the_readme_is_one_of_the_service() -> None:
+    (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    content = json.loads(shown)
+    for name in ("tasks", "top"):
+        first, *others = content[name]
+        assert others == ["..."]
+        content[name] = [first]
+    # An explanation is there only if the request asks for one.
+    assert list(content) == [name for name in Answer.model_fields if name != "explanation"]
+    assert Answer.model_validate_json(json.dumps(content)).best_guess == "7"
+
+
+def hooks() -> list[tuple[str, list[str], bool]]:
+    """Id, command and whether it gets names of files, of each hook of pre-commit."""
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    return [(hook["id"], hook["entry"].split(), hook.get("pass_filenames", True)) for hook in repository["hooks"]]
+
+
+def test_the_hooks_of_files_accept_a_good_one_and_refuse_a_bad_one(tmp_path: Path) -> None:
+    """For pre-commit, a file that a hook has changed is refused, too."""
+    contents = {"good.py": "answer = 42\n", "bad.py": "import os\nanswer  =  42\n"}
+    run = [command for _, command, takes_files in hooks() if takes_files]
+    assert len(run) == 2
+    for python, *words in run:
+        assert python == ".venv/bin/python"
+        for name, content in contents.items():
+            path = tmp_path / name
+            path.write_text(content)
+            done = subprocess.run([sys.executable, *words, path], cwd=ROOT, capture_output=True, text=True, check=False)
+            accepted = done.returncode == 0 and path.read_text() == content
+            assert accepted == (name == "good.py"), (words, name, done.stdout, done.stderr)
+
+
+def test_the_hooks_of_the_whole_tree_are_commands_that_start() -> None:
+    run = {name: command for name, command, takes_files in hooks() if not takes_files}
+    assert run == {
+        "mypy": [".venv/bin/python", "-m", "mypy"],
+        "documents": [".venv/bin/python", "-m", "pytest", "tests/test_documents.py"],
+    }
+    assert Path(__file__) == ROOT / run["documents"][-1]
 
 
 def test_no_file_has_the_address_of_a_package_index() -> None:

@@ -78,3 +78,8 @@ def test_another_package_of_the_same_name_is_named(form: str, tmp_path: Path) ->
     message = f"error: the package models is {taken}, not openworld's ({ROOT / 'models'}): install openworld into an"
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+    # The same for a program, which gets the exception.
+    code = f"import sys; import openworld; sys.path.insert(0, {str(tmp_path)!r}); from openworld import Model"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"openworld.ShadowedError: {message.removeprefix('error: ')}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,8 @@ def test_a_dry_run_builds_everything_and_its_checksums(checkout: Path, tmp_path:
     done = release(checkout, "--dry-run", "--out", str(tmp_path / "dist"))
     assert done.returncode == 0, done.stdout + done.stderr
     names = {path.name for path in (tmp_path / "dist").iterdir()}
-    (wheel,) = [name for name in names if name.endswith(".whl")]
-    (source,) = [name for name in names if name.endswith(".tar.gz")]
+    wheel, client = (one(names, rf"{name}-[\d.]+-py3-none-any\.whl") for name in ("openworld", "openworld_client"))
+    sources = [one(names, rf"{name}-[\d.]+\.tar\.gz") for name in ("openworld", "openworld_client")]
     assert any(name.endswith(".bento") for name in names)
     lines = (tmp_path / "dist/SHA256SUMS").read_text().splitlines()
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
@@ -58,8 +60,46 @@ def test_a_dry_run_builds_everything_and_its_checksums(checkout: Path, tmp_path:
     inside = zipfile.ZipFile(tmp_path / "dist" / wheel).namelist()
     assert {"serving/http/page/static/index.html", "training/show/page.html", "export/cli.py"} <= {*inside}
     assert not [name for name in inside if name.startswith(("tests/", "runs/"))]
-    with tarfile.open(tmp_path / "dist" / source) as archive:
-        assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
+    for source in sources:
+        with tarfile.open(tmp_path / "dist" / source) as archive:
+            assert any(name.endswith("/pyproject.toml") for name in archive.getnames())
+    # The client is of the same version, and answers for it alone.
+    assert client.split("-")[1] == wheel.split("-")[1]
+    code = "import openworld_client; print(openworld_client.__version__, openworld_client.Client.__module__)"
+    command = [
+        sys.executable,
+        "-I",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'dist' / client)!r}); {code}",
+    ]
+    imported = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert imported.stdout == f"{client.split('-')[1]} openworld_client.client\n", imported.stderr
+
+
+def one(names: Iterable[str], pattern: str) -> str:
+    (found,) = [name for name in names if re.fullmatch(pattern, name)]
+    return found
+
+
+def test_make_notices_that_an_installation_failed(checkout: Path, tmp_path: Path) -> None:
+    """Also where make does not know .SHELLFLAGS."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: no such package'\nexit 1\n")
+    python.chmod(0o755)
+    words = ["make", ".venv/dev", f"PY={python}", ".SHELLFLAGS=-c", "-o", ".venv/train"]
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ERROR: no such package" in done.stdout
+    assert not (checkout / ".venv/dev").exists()
+
+
+def test_make_builds_a_dry_run_where_it_is_told(checkout: Path, tmp_path: Path) -> None:
+    """The target itself, without the installation that it depends on."""
+    words = ["make", "release", "DRY=1", f"DIST={tmp_path}/dist", f"PY={sys.executable}", "-o", ".venv/dev"]
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "dist/SHA256SUMS").stat().st_size > 0
+    assert "a dry run: nothing to publish" in done.stdout
 
 
 def test_a_tree_that_is_not_ready_is_not_released(checkout: Path, tmp_path: Path) -> None:

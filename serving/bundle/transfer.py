@@ -175,7 +175,7 @@ def pull(url: str, folder: Path, version: str | None = None, report: Report | No
         inside = _find(place, version)
         content = place.read_small(*inside, MANIFEST)
         if content is None:
-            raise TransferError(f"{'/'.join((place.url, *inside))}: no {MANIFEST}: no bundle, or one half sent")
+            raise TransferError(f"{'/'.join((place.url, *inside))}: no {MANIFEST}: no bundle, or an incomplete push")
         manifest = parse_manifest(content, "/".join((place.url, *inside, MANIFEST)))
         (fresh / MANIFEST).write_bytes(content)
         if (wanted := version or (inside[0] if inside else None)) not in (None, manifest.version):
@@ -193,11 +193,13 @@ def _find(place: _Place, version: str | None) -> tuple[str, ...]:
     if version is not None and _VERSION.fullmatch(version) is None:
         raise TransferError(f"version: got {version!r}; allowed: 12 hexadecimal digits, such as 859549a0961c")
     pointer = place.read_small(CURRENT)
+    if pointer is None and place.read_small(MANIFEST) is not None:
+        return ()
+    if version is not None:
+        return (version,)  # also without `current`, which the first push writes last
     if pointer is None:
-        if place.read_small(MANIFEST) is not None:
-            return ()
         raise TransferError(f"{place.url}: no bundle: neither {CURRENT} nor {MANIFEST} is there")
-    found = version or pointer[:100].decode(errors="replace").strip()
+    found = pointer[:100].decode(errors="replace").strip()
     if _VERSION.fullmatch(found) is None:
         raise TransferError(f"{place.url}/{CURRENT}: got {found!r}; allowed: the version of a bundle")
     return (found,)

@@ -100,8 +100,8 @@ class Answer(ApiModel):
     p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)
     p_task: float = field("probability of the best guess's task", 0.904)
     p_value: float = field(
-        "p-value of the task that fits the image best, or of the requested task: the share of known images, those of "
-        "this task first, that look at least as unusual",
+        "p-value of the task that fits the image best, or of the requested task: about the share of known images that "
+        "look at least as unusual; for a network, those of this task count most",
         0.0371,
     )
     unknown_score: float = field("-log10 of p_value, extrapolated below the least; higher is more unknown", 1.431)

@@ -358,8 +358,13 @@ def test_nothing_is_cut_and_the_tools_are_in_one_row(page: Page) -> None:
         click_sample(page, "red")
         wait_for(page, "known")
         page.evaluate("(text) => { document.querySelector('#class-bars .value').textContent = text; }", more)
-        cut = "[...document.querySelectorAll('#class-bars .value')].filter(e => e.scrollWidth > e.clientWidth).length"
-        assert page.evaluate(cut) == 0
+        names = {"#class-bars": "black-and-tan coonhound", "#task-bars": "Task 1: coonhound, golden retriever"}
+        for bars, name in names.items():
+            page.evaluate("([at, name]) => { document.querySelector(at).textContent = name; }", [f"{bars} .name", name])
+            assert page.locator(f"{bars} .name").first.inner_text() == name
+        cut = """[...document.querySelectorAll('#class-bars .value, #class-bars .name, #task-bars .name')]
+            .filter(e => e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight).map(e => e.textContent)"""
+        assert page.evaluate(cut) == []
         inside = "document.querySelector('#class-bars').getBoundingClientRect().right"
         assert page.evaluate(f"document.querySelector('#class-bars .value').getBoundingClientRect().right <= {inside}")
         tops = page.evaluate("[...document.querySelectorAll('.tools button')].map(e => e.getBoundingClientRect().top)")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import resource
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,30 @@ def test_the_installed_script_is_this_command() -> None:
     script = Path(sys.executable).with_name("openworld")
     done = subprocess.run([script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == cli.help_text()
+
+
+def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    script = Path(sys.executable).with_name("openworld")
+    done = subprocess.run([script, "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"openworld {version('openworld')}\n"
+    assert cli.main(["--help"]) == 0
+    assert "openworld --version" in capsys.readouterr().out
+
+
+def test_a_tree_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(cli, "version", missing)
+    assert cli.version_text() == "openworld, not installed: run from its folder"
+
+
+def test_the_issue_templates_name_commands_that_exist() -> None:
+    templates = [*(ROOT / ".github").rglob("*.yml"), *(ROOT / ".github").rglob("*.md")]
+    named = {word for path in templates for word in re.findall(r"`openworld ([\w-]+)", path.read_text())}
+    assert "--version" in named
+    assert named - {"--version"} <= set(cli.SUBCOMMANDS)
+    assert len(named) > 1
 
 
 def test_the_help_explains_the_terms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,15 @@ def test_a_second_version_becomes_the_current_one_and_the_first_one_stays(bundle
     assert pull(url, tmp_path / "here").manifest.version == model.version
     assert files(tmp_path / "here") == files(taught)
     assert pull(url, tmp_path / "old", first).manifest.version == first
-    with pytest.raises(TransferError, match="no bundle, or one half sent"):
+    with pytest.raises(TransferError, match="no bundle, or an incomplete push"):
+        pull(url, tmp_path / "none", "0123456789ab")
+    # The first push may be cut off before `current` is there; a version that is complete can be pulled.
+    (tmp_path / "remote" / CURRENT).unlink()
+    assert pull(url, tmp_path / "early", first).manifest.version == first
+    assert files(tmp_path / "early") == files(bundle)
+    with pytest.raises(TransferError, match="no bundle: neither current nor"):
+        pull(url, tmp_path / "none")
+    with pytest.raises(TransferError, match="no bundle, or an incomplete push"):
         pull(url, tmp_path / "none", "0123456789ab")
     with pytest.raises(TransferError, match=r"version: got '\.\./x'; allowed: 12 hexadecimal digits"):
         pull(url, tmp_path / "none", "../x")
@@ -151,7 +159,7 @@ def edited(content: bytes) -> bytes:
         (POOLED, lambda content: content + b"more", r"pooled\.npz: corrupt: sha256"),
         (CARD, lambda content: content.replace(b"weak", b"good") + b" ", r"MODEL_CARD\.md: corrupt"),
         (TRUNK, lambda _: None, r"trunk\.onnx: missing: the bundle is not complete"),
-        (MANIFEST, lambda _: None, "no bundle, or one half sent"),
+        (MANIFEST, lambda _: None, "no bundle, or an incomplete push"),
         (MANIFEST, edited, "corrupt or edited"),
         (MANIFEST, lambda _: b"{", "cannot be read as JSON"),
         (MANIFEST, lambda _: b" " * (MOST_MANIFEST + 1), r"manifest\.json: too large"),
