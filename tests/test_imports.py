@@ -18,7 +18,7 @@ ALLOWED = {
     "training": ("training", "models", "serving.bundle", "serving.quarantine"),
     "export": (
         *("export", "training", "models", "serving.bundle", "serving.quarantine"),
-        *(f"serving.teaching.{name}" for name in ("curriculum", "errors", "learning", "writing")),
+        *(f"serving.teaching.{name}" for name in ("curriculum", "errors", "learning", "trial", "writing")),
     ),
     "serving": ("serving",),
     "serving.bundle": ("serving.bundle",),
