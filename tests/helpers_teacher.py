@@ -15,7 +15,7 @@ from serving.bundle.manifest import load_bundle
 from serving.bundle.shelf import Shelf
 from serving.quarantine.store import Store
 from serving.settings import Settings
-from serving.swap.agreement import BundleLocation, SwapState
+from serving.swap.agreement import BundleLocation, SwapState, WorkerReport
 from serving.swap.leader import SwapLeader, SwapOutcome
 from serving.teaching.jobs import JobRecord
 from serving.teaching.teacher import Teacher
@@ -25,8 +25,18 @@ from tests.helpers_teaching import write_bundle
 class OneWorker:
     """The swaps of a server whose only worker accepts everything: the shelf is what counts here."""
 
+    late = False
+    """Whether the worker still answers by another version than the current one."""
+
     def __init__(self, folder: Path) -> None:
         self._shelf = Shelf(folder)
+
+    def status(self) -> SwapOutcome:
+        current = self._shelf.current()
+        assert current is not None
+        worker = WorkerReport(pid=1, path=None if self.late else current.resolve())
+        place = BundleLocation(path=current, version=current.name)
+        return SwapOutcome(changed=False, state=SwapState(serving=place), workers=[worker])
 
     def publish(self, name: str, instead_of: str) -> Future[SwapOutcome]:
         self._shelf.point_at(name, instead_of)

@@ -204,10 +204,16 @@ class Teacher:
 
         Publishing takes a while, so it is done in a thread of its own.
         """
-        self._note_published()
+        if self._served_by_all():
+            self._note_published()
         for job in self.jobs.waiting():
             if job.asks and job.id not in self._tried and time.time() > (job.ended_at or 0.0) + DUE_AFTER:
                 threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
+
+    def _served_by_all(self) -> bool:
+        """Whether every worker answers by the current version, as whoever sees that a job is accepted expects."""
+        served = (self._need_shelf().folder / self._current_name()).resolve()
+        return all(worker.path == served for worker in self._swaps.status().workers)
 
     def refusal(self, job: JobRecord) -> str | None:
         """Why a job that is done will not be published by itself; None if it may be."""

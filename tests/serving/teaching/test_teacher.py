@@ -24,7 +24,7 @@ from serving.teaching.auto import Autonomy
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import Teacher, described
 from tests.helpers_quarantine import arrival
-from tests.helpers_teacher import finished, teacher_of
+from tests.helpers_teacher import OneWorker, finished, teacher_of
 from tests.helpers_teaching import encode, pictures
 
 IMAGES = 8
@@ -82,7 +82,9 @@ def test_delete_merge_and_rename_change_nothing_unless_they_succeed(teacher: Tea
             teacher.store.image(number)
 
 
-def test_a_deletion_that_was_killed_after_publishing_is_completed(teacher: Teacher, tmp_path: Path) -> None:
+def test_a_deletion_that_was_killed_after_publishing_is_completed(
+    teacher: Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elks = label(teacher, "elk")
     finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
     waits = class_changes.delete(teacher, "ada", "elk", images=True, accept=False).job
@@ -92,6 +94,10 @@ def test_a_deletion_that_was_killed_after_publishing_is_completed(teacher: Teach
     # The shelf points at it, and whoever did that was killed before anything was noted.
     Shelf(tmp_path / "shelf").point_at(candidate)
     assert set(labels_of(teacher)) == set(elks)
+    monkeypatch.setattr(OneWorker, "late", True)
+    teacher.reconcile()
+    assert teacher.jobs.get(waits.id).state == "done", "no one may see it accepted before all workers answer by it"
+    monkeypatch.setattr(OneWorker, "late", False)
     teacher.reconcile()
     assert labels_of(teacher) == {}
     assert teacher.jobs.get(waits.id).state == "accepted"
