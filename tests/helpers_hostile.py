@@ -288,7 +288,13 @@ def expensive() -> Iterator[tuple[str, bytes]]:
     yield "WebP", encoded(webp, "RGB", "WEBP", method=0)
     yield "WebP noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, quality=100)
     yield "WebP lossless noise", encoded((1500, 1500), "RGB", "WEBP", noisy=True, method=0, lossless=True)
-    yield "WebP noise of 32 MB", encoded((3250, 3250), "RGB", "WEBP", noisy=True, method=0, lossless=True, quality=0)
+    for side, quality in ((3300, 100), (3600, 100), (3600, 95), (3900, 85)):
+        noise = encoded((side, side), "RGB", "WEBP", noisy=True, method=0, quality=quality)
+        yield f"WebP noise, quality {quality}, {side} x {side}, {len(noise)} bytes", noise
+    yield (
+        "WebP lossless noise of 32 MB",
+        encoded((3250, 3250), "RGB", "WEBP", noisy=True, method=0, lossless=True, quality=0),
+    )
     yield "WebP lossless", encoded(webp, "RGBA", "WEBP", method=0, lossless=True)
     yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), webp)
     yield "BMP", bmp(*size, 1, bytes((-(-size[0] // 32) * 4) * size[1]), colours=2)

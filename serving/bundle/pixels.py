@@ -59,6 +59,10 @@ _FIRST_ROW_LAST = {_UPRIGHT[orientation] for orientation in (3, 4, 6, 7)}
 MOST_SCANNED = 700_000_000
 """Pixels in all scans of a JPEG file together, at most a second of processor time; a progressive one has 14 scans."""
 
+MOST_LOSSY = 62_000_000
+"""Bytes of a lossy WebP file's pixels, three each, and of what they are packed into: at most a second of processor
+time."""
+
 STRIP = 256 * 1024
 """Pixels of a large image that are converted at a time, to bound memory."""
 
@@ -125,6 +129,8 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         _check_pixels(image.size, limits)
         _check_memory(image, kind, limits)
         _check_scans(image.size, structure)
+        if kind == "WEBP":
+            _check_lossy(image.size, structure)
         if kind == "PNG":
             check_unpacked(structure)
     image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans}
@@ -245,6 +251,13 @@ def _check_scans(size: tuple[int, int], structure: Structure) -> None:
     if (scanned := structure.scans * size[0] * size[1]) > MOST_SCANNED:
         got, allowed = f"{structure.scans} with {scanned} pixels in all", f"up to {MOST_SCANNED} pixels in all scans"
         raise ImageError("broken_image", "too many scans", got=got, allowed=allowed)
+
+
+def _check_lossy(size: tuple[int, int], structure: Structure) -> None:
+    if 3 * size[0] * size[1] + structure.packed > MOST_LOSSY:
+        got = f"WebP of {size[0]} x {size[1]} pixels in {structure.packed} bytes"
+        allowed = f"up to {MOST_LOSSY} bytes, where a pixel counts as three"
+        raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
 
 
 def decoding_work(image: Image.Image) -> int:

@@ -41,7 +41,7 @@ class Structure:
     scans: int = 1
     """How often the decoder processes all pixels: the scans of a progressive JPEG file, each times its components."""
     packed: int = 0
-    """Bytes that the pixels of a PNG file are packed into."""
+    """Bytes that the pixels of a PNG file are packed into, or those of the first picture of a lossy WebP file."""
     transparent: bool = False
     """Whether a PNG file has a chunk with transparent colours, wherever it is."""
 
@@ -172,14 +172,16 @@ _WEBP_HEAD = 12
 
 
 def _webp(content: bytes) -> Structure:
-    metadata, place, frames = _Metadata(), _WEBP_HEAD, 0
+    metadata, place, frames, packed = _Metadata(), _WEBP_HEAD, 0, 0
     for _ in range(most_segments(len(content))):
         if place + 8 > len(content):
-            return Structure(content, metadata.orientation())
+            return Structure(content, metadata.orientation(), packed=packed)
         name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
         frames += name == b"ANMF"
         if frames > MOST_FRAMES:
             raise _too_many("frames", MOST_FRAMES)
+        if name in (b"VP8 ", b"ALPH") or (name == b"ANMF" and frames == 1):
+            packed += min(size, len(content) - place)
         if name == b"EXIF":
             metadata.take(_EXIF + content[place + 8 : place + 8 + size].removeprefix(_EXIF))
         elif name == b"XMP ":

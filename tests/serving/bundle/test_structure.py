@@ -152,6 +152,22 @@ def test_more_data_than_pixels_is_refused() -> None:
     assert time.thread_time() - started < MOST_SECONDS
 
 
+def test_the_pixels_and_bytes_of_a_lossy_webp_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = Image.effect_noise((100, 100), 90)
+    content = saved(noise, "WEBP", quality=90)
+    animated = saved(noise, "WEBP", quality=90, save_all=True, append_images=[noise.rotate(90), noise.rotate(180)])
+    packed = examine(content, "WEBP").packed
+    assert 0.9 * len(content) < packed < len(content)
+    assert packed < examine(animated, "WEBP").packed < 1.5 * len(content)
+    monkeypatch.setattr("serving.bundle.pixels.MOST_LOSSY", 30_000 + packed)
+    assert open_image(content).size == (100, 100)
+    monkeypatch.setattr("serving.bundle.pixels.MOST_LOSSY", 30_000 + packed - 1)
+    with pytest.raises(ImageError, match="WebP of 100 x 100 pixels in"):
+        open_image(content)
+    # A lossless one takes a quarter of the time.
+    assert open_image(saved(noise, "WEBP", lossless=True)).size == (100, 100)
+
+
 def test_decoding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of a file with so many packed bytes that its header does not tell."""
     monkeypatch.setattr("serving.bundle.png_limits.MOST_SECONDS", 0.1)
