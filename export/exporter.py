@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from export.checks.parity import BATCHES, ParityError, synthetic_images, verify, verify_precision
 from export.checks.photo_evidence import gather_photos
 from export.checks.quality import Quality, VerdictError, quality_of
-from export.checks.remembering import PublishError, put_on_shelf
+from export.checks.remembering import Allowed, PublishError, put_on_shelf
 from export.checks.trunk_parity import verify_trunk, write_trunk
 from export.checks.trunk_precision import write_coarse_trunk
 from export.graph.assemble import GraphPlan, write_graph
@@ -298,7 +298,8 @@ def export(
     """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
 
     `data` and `quarantine` are where the images of the run are now, if not where it learned from. A run that does not
-    work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL, needs `force`.
+    work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL or known images become
+    unknown, needs `force`; with a named `decision`, it also replaces the one of the shelf.
     """
     for precision in precisions or ():
         if precision not in PRECISIONS:
@@ -339,7 +340,8 @@ def export(
             note(f"{len(evidence)} of {found} {evidence.kind} images were used, evenly by task")
         if shelf is not None:
             loss = math.inf if force else MAX_LOSS if max_loss is None else max_loss
-            return Exported(put_on_shelf(fresh, shelf, before, evidence, loss), manifest)
+            allowed = Allowed(loss, unknown=force, decision=force and decision != AUTO)
+            return Exported(put_on_shelf(fresh, shelf, before, evidence, allowed), manifest)
         move_into_place(fresh, out)
         return Exported(out, manifest)
 

@@ -17,15 +17,17 @@ Answers = NDArray[np.integer]
 NOTHING: Answers = np.empty((2, 0), int)
 
 
-def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[str | None, Answers]:
+def compare_pooled(
+    before: Bundle, after: Bundle, evidence: Evidence, lost_allowed: bool = False
+) -> tuple[str | None, Answers]:
     """What a bundle that adds tasks to another one would break, or None if it remembers; and the class ids [2, n] that
     both answer for the photos of earlier tasks.
 
     The trunk and the detectors of earlier tasks must be the same byte for byte. The rank of a photo is among known
     photos of all tasks, which a task adds to, so single photos may pass the threshold; but certainly no larger share of
-    them than alpha may be called unknown that was known before. The classifier is made of sums over all tasks and
-    changes with every task by design: how many photos of earlier tasks get another label is counted and printed, and
-    the caller judges how many an earlier class may lose.
+    them than alpha may be called unknown that was known before, unless that is allowed. The classifier is made of sums
+    over all tasks and changes with every task by design: how many photos of earlier tasks get another label is counted
+    and printed, and the caller judges how many an earlier class may lose.
     """
     old, new = before.manifest, after.manifest
     trunks = [trunk_name(precision) for precision in old.precisions]
@@ -45,6 +47,9 @@ def compare_pooled(before: Bundle, after: Bundle, evidence: Evidence) -> tuple[s
         f"known and {int(now.known.sum())} are, {moved} get another label"
     )
     alpha, known = after.rule.alpha, int(then.known.sum())
-    if known and lower_share(lost, known) > alpha:
-        return f"{lost} of {known} known photos would be called unknown; allowed: a share of {alpha:g}", NOTHING
+    if known and lower_share(lost, known) > alpha and not lost_allowed:
+        return (
+            f"{lost} of {known} known photos would be called unknown; allowed: a share of {alpha:g}, or --force",
+            NOTHING,
+        )
     return None, np.stack([then.class_id, now.class_id])
