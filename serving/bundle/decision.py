@@ -191,6 +191,12 @@ class Rule(BaseModel):
         description="whether the expected surprise over the tasks decides if all have stored it; else the smallest one",
     )
 
+    def of(self, tasks: Sequence[int]) -> Rule:
+        """The rule of a network with some of the tasks only."""
+        # Not a copy: that would keep what was computed of all tasks.
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        return Rule(**kept | {"tasks": tuple(self.tasks[task] for task in tasks)})
+
     def surprise(self, scores: Array) -> Array:
         """-log10 of the p-values of scores [batch, tasks], continuous and strictly rising.
 

@@ -161,8 +161,22 @@ def changed_acceptance(network: Network, before: str, after: str, alpha: float) 
     return changed, total
 
 
+def changed_answers(
+    network: Network, before: str, after: str, alpha: float, images: Sequence[Batchable]
+) -> tuple[int, int, int]:
+    """How many of some images get another class by one of two decisions than by the other, how many are known by one
+    only, and how many images there are."""
+    classes = accepted = total = 0
+    deciders = [make_decider(network, name, alpha) for name in (before, after)]
+    for each in images:
+        measured = [task_measurements(network, task, each.pixels) for task in range(len(network.heads))]
+        old, new = (judge(decider.outputs(measured), decider.rule) for decider in deciders)
+        classes += int((old.class_id != new.class_id).sum())
+        accepted += int((old.known != new.known).sum())
+        total += len(each)
+    return classes, accepted, total
+
+
 def _sides(decider: Decider) -> list[tuple[TaskScorer, Rule]]:
     """Every task's side of a decision, with a rule of its own."""
-    # Not a copy of the rule: that would keep what was computed of all its tasks.
-    rules = (Rule(score=decider.rule.score, alpha=decider.rule.alpha, tasks=(task,)) for task in decider.rule.tasks)
-    return list(zip(decider.scorers, rules, strict=True))
+    return [(scorer, decider.rule.of([task])) for task, scorer in enumerate(decider.scorers)]

@@ -1,5 +1,6 @@
 """Learn the tasks of a run, one after another, with a checkpoint after every epoch."""
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from models.detectors.detector import is_uneven
 from models.network import Network
 from training.config import RunConfig
+from training.data.images import DataError
 from training.data.sources import Sources
 from training.data.tasks import TaskData, task_data
 from training.host.device import one_line_compile_errors
@@ -20,7 +22,7 @@ from training.host.distributed import broadcast_network, is_main
 from training.host.seeds import seed_everything
 from training.learn.buffer import Buffer, keep_some
 from training.learn.correction import Correction, fit_corrections
-from training.learn.decisions import Nats, added, changed_acceptance, choose, cross_entropies
+from training.learn.decisions import Nats, added, changed_acceptance, changed_answers, choose, cross_entropies
 from training.learn.features import learn_features
 from training.learn.finite import check_finite
 from training.learn.head import fit_calibration, fit_detectors, fit_head, fit_ranges
@@ -70,7 +72,7 @@ class Learner:
             broadcast_network(self.network)
             if self.progress.phase == "features":
                 self._learn_features(task, data)
-            self._learn_head(task, data)
+            self._learn_head(task, data, sources)
 
     def _expect_images(self, task: int, digest: str) -> None:
         """Images added to a folder since may have moved training images to the validation side, so that is refused."""
@@ -91,7 +93,7 @@ class Learner:
         self.network.finish(task)
         self._save(replace(self.progress, phase="head", epoch=0))
 
-    def _learn_head(self, task: int, data: TaskData) -> None:
+    def _learn_head(self, task: int, data: TaskData, sources: Sources) -> None:
         preset = self.config.preset
         # The features are frozen from here on, even if a resumed run has no epoch of the head left to train.
         self.network.eval()
@@ -112,7 +114,7 @@ class Learner:
         fit_ranges(self.network, task, data.train)
         self._report_few_images(task, data)
         nats = added(self.progress.nats, cross_entropies(self.network, data.validation, preset.alpha))
-        decision = self._decision(task, nats)
+        decision = self._decision(task, nats, sources)
         progress = replace(
             self.progress, task=task + 1, phase="features", epoch=0, images="", nats=nats, decision=decision
         )
@@ -120,7 +122,7 @@ class Learner:
             progress = replace(progress, corrections=(*progress.corrections, self._correct(task, data)))
         self._save(progress)
 
-    def _decision(self, task: int, nats: Nats) -> str | None:
+    def _decision(self, task: int, nats: Nats, sources: Sources) -> str | None:
         """The decision after a task: chosen when the tasks of a lesson are learned, and kept in between."""
         before = self.progress.decision
         if task + 1 not in accumulate(len(lesson.tasks) for lesson in self.config.lessons):
@@ -128,13 +130,28 @@ class Learner:
         # With a single task nothing was measured: telling tasks apart takes two.
         found = choose(nats, before, task + 1) if task else choose({})
         if before is not None and before != found:
-            changed, total = changed_acceptance(self.network, before, found, self.config.preset.alpha)
             self.reporter.print(
                 f"the decision is {found} and no longer {before}: cross-entropy on validation images "
-                f"{nats.get(before, math.inf):.1f} -> {nats[found]:.1f} nats; of {total} images in memory, {changed} "
-                "are accepted by their own task with one of the two only"
+                f"{nats.get(before, math.inf):.1f} -> {nats[found]:.1f} nats; {self._changes(before, found, sources)}"
             )
         return found
+
+    def _changes(self, before: str, after: str, sources: Sources) -> str:
+        """What another decision changes: for the images of all tasks that are held back and still at hand, and for
+        those that only measurements are stored of."""
+        config, alpha, images = self.config, self.config.preset.alpha, []
+        for task in range(len(self.network.heads)):
+            # Images of earlier tasks may be gone: learning another task does not need them.
+            with contextlib.suppress(DataError):
+                source = sources.of(config.lesson_of(task))
+                images.append(task_data(source, config, task, self.device).validation)
+        classes, known, found = changed_answers(self.network, before, after, alpha, images)
+        changed, total = changed_acceptance(self.network, before, after, alpha)
+        return (
+            f"of {found} validation images of {len(images)} of {len(self.network.heads)} tasks, {classes} get another "
+            f"class and {known} change between known and unknown; of {total} images in memory, {changed} are accepted "
+            "by their own task with one of the two only"
+        )
 
     def _report_uneven_classes(self, task: int, data: TaskData) -> None:
         counts = data.train.class_counts()

@@ -69,8 +69,7 @@ def first_tasks(outputs: Outputs, rule: Rule, count: int) -> tuple[Outputs, Rule
     This is exact, not an estimate, if learning a task changes no bit of the outputs of earlier tasks.
     """
     end = rule.columns[count - 1].stop
-    earlier = Rule(score=rule.score, alpha=rule.alpha, tasks=rule.tasks[:count], joint=rule.joint)
-    return {name: values[:, :end] for name, values in outputs.items()}, earlier
+    return {name: values[:, :end] for name, values in outputs.items()}, rule.of(range(count))
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

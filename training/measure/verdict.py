@@ -168,9 +168,7 @@ def left_out(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Se
         return None
     found = []
     for task in tested.tolist():
-        others = [other for other in range(len(rule.tasks)) if other != task]
-        tasks = tuple(rule.tasks[other] for other in others)
-        rest = Rule(score=rule.score, alpha=rule.alpha, tasks=tasks, joint=rule.joint)
+        rest = rule.of([other for other in range(len(rule.tasks)) if other != task])
         columns = rule.task_of_class != task
         verdicts = judge({name: values[:, columns] for name, values in outputs.items()}, rest)
         known, unknown = (Verdicts(*(values[rows] for values in verdicts)) for rows in (true != task, true == task))

@@ -423,6 +423,8 @@ def test_many_tasks_of_few_images_do_not_make_everything_known_if_the_expected_s
     more = Rule(alpha=0.05, tasks=(*tasks, small[0]), joint=True, expectation=True)
     wider = {"logits": np.pad(logits, ((0, 0), (0, 1))), "distances": np.pad(distances, ((0, 0), (0, 1)))}
     np.testing.assert_allclose(judge(wider, more).unknown_score, sure, atol=1e-3)
+    # A part of the tasks is decided in the same way.
+    assert more.of([0, 1]) == Rule(alpha=0.05, tasks=more.tasks[:2], joint=True, expectation=True)
     # Without stored expectations, the smallest surprise decides as before.
     old = tuple(TaskRule.fit(np.arange(200) / 100, 1, ranks) for _ in range(21))
     assert not Rule(alpha=0.05, tasks=old, joint=True, expectation=True).by_expectation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from training.learn.decisions import (
     CANDIDATES,
     added,
     changed_acceptance,
+    changed_answers,
     choose,
     cross_entropies,
     has_constant_score,
     make_decider,
 )
-from training.learn.measurements import all_measurements
+from training.learn.measurements import all_measurements, task_measurements
 from training.measure.alternative_rules import learned_logits
 from training.run import Run, open_run
 from training.store.checkpoint import load
@@ -257,9 +259,22 @@ def test_a_run_chooses_again_at_every_lesson_from_two_tasks_on(
     capsys.readouterr()
     assert fit.main([*out, "--add-task", "two; three"]) == 0
     assert load(tmp_path / "run").progress.decision == "paper"
-    assert "the decision is paper and no longer fused: cross-entropy on validation images 6.0 -> 0.0 nats" in (
-        capsys.readouterr().err
-    )
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "the decision is paper and no longer fused: cross-entropy on validation images 6.0 -> 0.0 nats" in printed
+    # What the change does to answers is told for the images of all tasks, also of those learned earlier.
+    found = re.search(r"of (\d+) validation images of 3 of 3 tasks, (\d+) get another class and (\d+) change", printed)
+    assert found
+    run = open_run(tmp_path / "run", CPU)
+    sources = map(Sources(run.config).of, map(run.config.lesson_of, range(3)))
+    held_back = [task_data(source, run.config, task, CPU).validation for task, source in enumerate(sources)]
+    expected = changed_answers(run.network, "fused", "paper", run.rule.alpha, held_back)
+    assert tuple(map(int, found.groups())) == (expected[2], *expected[:2])
+    verdicts = [
+        [judge(decider.outputs([task_measurements(run.network, task, each.pixels) for task in range(3)]), decider.rule)
+         for each in held_back]
+        for decider in (make_decider(run.network, name, run.rule.alpha) for name in ("fused", "paper"))
+    ]  # fmt: skip
+    assert expected[0] == sum((old.class_id != new.class_id).sum() for old, new in zip(*verdicts, strict=True))
     nats |= {"shallow": -19.0}
     assert fit.main([*out, "--add-task", "four"]) == 0
     assert load(tmp_path / "run").progress.decision == "shallow"
