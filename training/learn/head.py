@@ -100,21 +100,30 @@ class Copies(NamedTuple):
 
 
 @torch.no_grad()
-def fit_detectors(network: Network, task: int, data: TaskData, views: Augmentation, alpha: float = 0.05) -> Copies:
+def fit_detectors(
+    network: Network,
+    task: int,
+    data: TaskData,
+    views: Augmentation,
+    alpha: float = 0.05,
+    strengths: Sequence[float] = STRENGTHS,
+) -> Copies:
     """Fit the task's unknown scores to its training images and slightly changed copies of them, and store measurements
     of images that they were not fitted to.
 
     A detector of unchanged images alone calls an image unknown that is moved by a pixel. The copies are changed as
     weakly as changed validation images allow: stronger ones could let unknown images pass. The stored measurements
-    are of unchanged images: of changed ones, they certainly would.
+    are of unchanged images: of changed ones, they certainly would. Strength 0 is without copies.
     """
-    plain = _live_features(network, task, data.train)
+    copies = max(1, min(COPIES, MANY_IMAGES // len(data.train))) if any(strengths) else 0
+    # The copies of each strength take the place of those before: on many images, they are most of the memory.
+    every = _room(network, task, data.train, 1 + copies)
+    _write(network, task, data.train, every, 0, _unchanged)
     changed = _live_features(network, task, data.validation, [partial(slight_change, how=views)] * CHANGED_TIMES)
-    copies = max(1, min(COPIES, MANY_IMAGES // len(data.train)))
-    for strength in STRENGTHS:
+    for strength in strengths:
         change = partial(slight_change, how=views, strength=strength)
-        more = _live_features(network, task, data.train, [change] * copies)
-        every = Features(*(torch.cat(depths, dim=2) for depths in zip(plain, more, strict=True)))
+        for number in range(1, 1 + copies):
+            _write(network, task, data.train, every, number, change)
         _fit_and_remember(network, task, data, every)
         unknown = _share_unknown(network, task, changed, alpha)
         if unknown <= MOST_UNKNOWN:
@@ -148,15 +157,29 @@ def _share_unknown(network: Network, task: int, features: Features, alpha: float
 Change = Callable[[Tensor], Tensor]
 
 
-def _live_features(
-    network: Network, task: int, data: Batchable, changes: Sequence[Change] = (lambda images: images,)
-) -> Features:
+def _unchanged(images: Tensor) -> Tensor:
+    return images
+
+
+def _live_features(network: Network, task: int, data: Batchable, changes: Sequence[Change] = (_unchanged,)) -> Features:
     """Live features of images after each of the changes, [rotations, images, changes, features]."""
-    every = []
-    for change in changes:
-        parts = [network.live_features(change(data.images(index)), task) for index in _parts(data)]
-        every.append([torch.cat(depth, dim=1) for depth in zip(*parts, strict=True)])
-    return Features(*(torch.stack(depth, dim=2) for depth in zip(*every, strict=True)))
+    every = _room(network, task, data, len(changes))
+    for number, change in enumerate(changes):
+        _write(network, task, data, every, number, change)
+    return every
+
+
+def _room(network: Network, task: int, data: Batchable, changes: int) -> Features:
+    """Room for the live features of images after so many changes, [rotations, images, changes, features]."""
+    one = network.live_features(data.images(slice(1)), task)
+    return Features(*(depth.new_empty(len(depth), len(data), changes, depth.shape[2]) for depth in one))
+
+
+def _write(network: Network, task: int, data: Batchable, every: Features, number: int, change: Change) -> None:
+    """Put the live features of changed images in their place, one batch at a time."""
+    for index in _parts(data):
+        for whole, part in zip(every, network.live_features(change(data.images(index)), task), strict=True):
+            whole[:, index, number] = part
 
 
 def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Features, local_classes: Tensor) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from models.detectors import decisions
 from models.detectors.mahalanobis import RANK
+from models.detectors.score import Features
 from models.network import Network
 from serving.bundle.decision import judge
 from tests.helpers import assert_same_tensors, learn_task, learn_task_head, random_images, tiny_network, tiny_task
@@ -184,6 +185,32 @@ def test_copies_are_changed_as_weakly_as_validation_images_allow(
     monkeypatch.setattr(learned_head, "_share_unknown", lambda *_: next(measured))
     assert fit_detectors(network, 0, data, Augmentation()) == (chosen, shares[-1])
     assert next(measured, None) is None
+
+
+def test_copies_of_each_strength_take_the_place_of_those_before(
+    learned: tuple[Network, TaskData], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On many images the copies are most of the memory, so no two strengths may be held at once."""
+    network, data = learned
+    monkeypatch.setattr(learned_head, "_share_unknown", lambda *_: 1.0)
+    fitted: list[Features] = []
+
+    def fit_and_remember(network: Network, task: int, data: TaskData, every: Features) -> None:
+        fitted.append(every)
+        contents.append(every.deep.clone())
+
+    contents: list[torch.Tensor] = []
+    monkeypatch.setattr(learned_head, "_fit_and_remember", fit_and_remember)
+    fit_detectors(network, 0, data, Augmentation())
+    assert len({(each.deep.data_ptr(), each.shallow.data_ptr()) for each in fitted}) == 1
+    assert len(fitted) == len(learned_head.STRENGTHS)
+    first, second = contents[:2]
+    assert first.shape[1:3] == (len(data.train), 1 + learned_head.COPIES)
+    assert torch.equal(first[:, :, 0], second[:, :, 0])
+    assert all((first[:, :, copy] != second[:, :, copy]).any() for copy in range(1, 1 + learned_head.COPIES))
+    # Without copies, only the images are left.
+    fit_detectors(network, 0, data, Augmentation(), strengths=[0.0])
+    torch.testing.assert_close(fitted[-1].deep, first[:, :, :1])
 
 
 def test_the_share_of_changed_images_that_is_called_unknown_is_that_of_the_tasks_own_rule() -> None:
