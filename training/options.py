@@ -98,10 +98,11 @@ def one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def run_parser(command: str, description: str) -> CommandParser:
-    """A command about a finished run, on the test images that are at hand."""
+def run_parser(command: str, description: str, *, several: bool = False) -> CommandParser:
+    """A command about a finished run, or several, on the test images that are at hand."""
     parser = CommandParser(command, description)
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory written by `openworld fit`")
+    count = {"nargs": "+"} if several else {}
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory written by `openworld fit`", **count)
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
     add_trunk_weights_option(parser)
     return parser

@@ -8,7 +8,7 @@ decision take these runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from serving.bundle.decision import judge
 from tests.benchmarks.many_tasks import GUISES, guised_digits
+from tests.benchmarks.small_changes import mean_and_deviation
 from training import fit
 from training.config import Preset
 from training.data.datasets import SOURCES
@@ -127,13 +128,13 @@ def learned_run(name: str, seed: int, method: str, folder: Path) -> Run:
     return run
 
 
-def table(evaluation: Evaluation) -> str:
-    """Shares in % after each task: CIL and TP, accepted test images of all tasks so far and of the task with the lowest
+def shares_after_each_task(evaluation: Evaluation) -> list[list[float]]:
+    """Shares after each task: CIL and TP, accepted test images of all tasks so far and of the task with the lowest
     share, rejected unknown images, and of these only those in the guises of the tasks so far."""
     every = metrics.stages(
         evaluation.outputs, evaluation.run.rule, evaluation.class_ids, judge, evaluation.unknown_outputs
     )
-    rows = [f"{'tasks':>5}" + "".join(f"{name:>10}" for name in COLUMNS)]
+    rows = []
     for number, (verdicts, class_ids, rule, accepted) in enumerate(every, start=1):
         tasks = metrics.task_of(class_ids, rule)
         guises = {guise_of(label) for labels in evaluation.run.config.tasks[:number] for label in labels}
@@ -146,8 +147,18 @@ def table(evaluation: Evaluation) -> str:
             1 - accepted.mean() if len(accepted) else np.nan,
             1 - accepted[similar].mean() if similar.any() else np.nan,
         ]
-        rows.append(f"{number:5}" + "".join(f"{100 * share:10.1f}" for share in shares))
-    return "\n".join(rows)
+        rows.append([float(share) for share in shares])
+    return rows
+
+
+def table(every: Sequence[Sequence[Sequence[float]]]) -> str:
+    """The shares in % after each task [runs, tasks, columns]: of one run, or mean and deviation over several."""
+    width = 16 if len(every) > 1 else 10
+    lines = [f"{'tasks':>5}" + "".join(f"{name:>{width}}" for name in COLUMNS)]
+    for number, of_runs in enumerate(zip(*every, strict=True), start=1):
+        cells = (mean_and_deviation(shares) for shares in zip(*of_runs, strict=True))
+        lines.append(f"{number:5}" + "".join(f"{cell:>{width}}" for cell in cells))
+    return "\n".join(lines)
 
 
 def guise_of(label: str) -> str:
@@ -155,13 +166,19 @@ def guise_of(label: str) -> str:
     return label.partition(" ")[2]
 
 
-def by_class(evaluation: Evaluation) -> str:
-    """CIL accuracy of each class in %."""
+def by_class(evaluation: Evaluation) -> dict[str, float]:
+    """CIL accuracy of each class."""
     right = evaluation.verdicts.class_id == evaluation.class_ids
-    return ", ".join(
-        f"{label} {100 * right[evaluation.class_ids == number].mean():.1f}"
+    return {
+        label: float(right[evaluation.class_ids == number].mean())
         for number, label in enumerate(evaluation.run.config.labels)
-    )
+    }
+
+
+def listed(every: Sequence[dict[str, float]]) -> str:
+    """The CIL accuracy of each class in %, over the runs."""
+    cells = {label: mean_and_deviation([each[label] for each in every]) for label in every[0]}
+    return "CIL of each class: " + ", ".join(f"{label} {cell}" for label, cell in cells.items())
 
 
 def main() -> None:
@@ -172,14 +189,20 @@ def main() -> None:
     parser.add_argument("--decision", nargs="+", default=[AUTO], help="default: the one that each run chose")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     chosen = parser.parse_args()
+    found: dict[str, list[tuple[list[list[float]], dict[str, float]]]] = {}
     with setting_known(chosen.setting):
         for seed in chosen.seed:
             learned_run(chosen.setting, seed, chosen.method, chosen.out)
             for decision in chosen.decision:
                 run = open_run(place_of(chosen.setting, seed, chosen.method, chosen.out), CPU, decision)
                 evaluation = evaluate(run, Sources(run.config), CPU)
+                shares, classes = shares_after_each_task(evaluation), by_class(evaluation)
+                found.setdefault(decision, []).append((shares, classes))
                 print(f"\n{chosen.setting}, {chosen.method}, seed {seed}, decision {run.decider.name}")
-                print(f"{table(evaluation)}\nCIL of each class: {by_class(evaluation)}", flush=True)
+                print(f"{table([shares])}\n{listed([classes])}", flush=True)
+    for decision, of_runs in found.items() if len(chosen.seed) > 1 else ():
+        print(f"\n{chosen.setting}, {chosen.method}, decision {decision}: mean and deviation of {len(of_runs)} seeds")
+        print(f"{table([shares for shares, _ in of_runs])}\n{listed([classes for _, classes in of_runs])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """How many known test images of a run are called unknown after a small change, and how many are still recognised:
-`python -m tests.benchmarks.small_changes RUN`."""
+`python -m tests.benchmarks.small_changes RUN...`, the mean and the standard deviation over the runs."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,14 +71,25 @@ def rows(run: Run, data: str | None = None) -> list[tuple[str, float, float]]:
     return found
 
 
+def mean_and_deviation(shares: Sequence[float], digits: int = 1) -> str:
+    """Of shares, in %; of one share only itself."""
+    values = [100 * share for share in shares if not math.isnan(share)]
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.small_changes", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--data", help="where the images are now, if they have moved")
     chosen = parser.parse_args()
-    print(f"{'change':28} {'unknown %':>10} {'right %':>8}")
-    for name, share, right in rows(open_run(chosen.run, CPU), chosen.data):
-        print(f"{name:28} {100 * share:10.1f} {'-' if math.isnan(right) else f'{100 * right:.1f}':>8}")
+    every = [rows(open_run(folder, CPU), chosen.data) for folder in chosen.run]
+    print(f"{'change':28} {'unknown %':>16} {'right %':>16}")
+    for of_change in zip(*every, strict=True):
+        names, shares, right = zip(*of_change, strict=True)
+        print(f"{names[0]:28} {mean_and_deviation(shares):>16} {mean_and_deviation(right):>16}")
 
 
 if __name__ == "__main__":

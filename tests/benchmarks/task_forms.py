@@ -9,6 +9,7 @@ form of version 0.1, those of its rotated validation images.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.benchmarks.digit_settings import CPU, SETTINGS, learned_run, setting_known
+from tests.benchmarks.small_changes import mean_and_deviation
 from training.data.sources import Sources
 from training.data.tasks import task_data
 from training.learn.decisions import Decider, make_decider
@@ -28,6 +30,7 @@ Floats = NDArray[np.float64]
 Form = Callable[[Floats, Floats, Floats], Floats]
 """(scores of an image [n], own scores in memory, scores of rotated own images) -> log-odds of the task [n]."""
 
+LEAST_AWAY = 0.01
 COMPARED = ("default", "one-class", "few", "uneven", "added")
 
 
@@ -55,8 +58,9 @@ def p_value(scores: Floats, own: Floats, rotated: Floats) -> Floats:
 
 
 def gaussian_ratio(scores: Floats, own: Floats, rotated: Floats) -> Floats:
-    """Own scores N(0, 1), foreign ones N(r, 1) with the r of rotated images: version 0.1."""
-    reach = max((rotated.mean() - own.mean()) / own.std(), 1e-3)
+    """Own scores N(0, 1), foreign ones N(r, 1), where r is the square root of the mean standardised score of rotated
+    images: version 0.1."""
+    reach = math.sqrt(max((rotated.mean() - own.mean()) / own.std(), LEAST_AWAY))
     z = (scores - own.mean()) / own.std()
     return np.asarray(reach * (reach / 2 - z))
 
@@ -118,12 +122,19 @@ def main() -> None:
     parser.add_argument("--decision", default="fused")
     chosen = parser.parse_args()
     for name in chosen.setting:
+        every = []
         with setting_known(name):
             for seed in chosen.seed:
                 run = learned_run(name, seed, "hat", chosen.out)
                 print(f"\n{name}, seed {seed}, {chosen.decision}: TP % of validation images, nats, TP % of test images")
-                for form, found, nats, tested in compared(run, chosen.decision):
+                every.append(compared(run, chosen.decision))
+                for form, found, nats, tested in every[-1]:
                     print(f"{form:24} {100 * found:6.2f} {nats:8.3f} {100 * tested:6.2f}", flush=True)
+        print(f"\n{name}, {chosen.decision}, mean and deviation of {len(every)} seeds")
+        for of_form in zip(*every, strict=True):
+            forms, of_validation, losses, of_test = zip(*of_form, strict=True)
+            cells = (mean_and_deviation(shares, 2) for shares in (of_validation, of_test))
+            print(f"{forms[0]:24} {' '.join(f'{cell:>16}' for cell in cells)}, {np.mean(losses):.3f} nats", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,3 +107,19 @@ def test_the_task_with_the_largest_p_value_wins() -> None:
     assert (verdicts.task.tolist(), verdicts.class_id.tolist()) == ([1], [2])
     decided = by_p_value(verdicts, rule)
     assert (decided.task.tolist(), decided.class_id.tolist()) == ([0], [1])
+
+
+def test_several_runs_have_one_table_of_means_and_spread(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [str(runs["kept"]), str(runs["none"])]
+    every = [printed(compare, capsys, folder)["rows"] for folder in folders]
+    assert compare([*folders, "--out", str(tmp_path / "plot.png")]) == 0
+    assert Image.open(tmp_path / "plot.png").size[0] > 100
+    header, _, first, *lines = capsys.readouterr().out.splitlines()
+    assert header.startswith("| decision | CIL % | TP % |")
+    chosen = [100 * row["cil"] for rows in every for row in rows if row["chosen"]]
+    assert first.startswith(f"| the run's choice | {np.mean(chosen):.2f} ± {np.std(chosen, ddof=1):.2f} |")
+    assert any(line.startswith(f"| {TPL} (1 of 2 runs) | ") for line in lines)
+    assert compare([*folders, "--json"]) == 0
+    assert [each["rows"] for each in json.loads(capsys.readouterr().out)] == every
