@@ -141,7 +141,7 @@ def _other_logits(old: Array, new: Array, rule: Rule) -> int | None:
     for task, columns in enumerate(rule.columns):
         x, y = (values[:, columns] - values[:, columns].mean() for values in (old, new))
         scale = float((x * y).sum() / max((x * x).sum(), np.finfo(np.float64).tiny))
-        if scale <= 0 or np.abs(y - scale * x).max() > ROUNDING * np.abs(y).max():
+        if np.abs(y - scale * x).max() > ROUNDING * np.abs(y).max():
             return task
     return None
 
