@@ -101,8 +101,8 @@ def one_of(*names: str) -> Callable[[str], str]:
 def run_parser(command: str, description: str, *, several: bool = False) -> CommandParser:
     """A command about a finished run, or several, on the test images that are at hand."""
     parser = CommandParser(command, description)
-    count = {"nargs": "+"} if several else {}
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory written by `openworld fit`", **count)
+    count = "+" if several else None
+    parser.add_argument("run", type=Path, nargs=count, metavar="RUN", help="a run directory written by `openworld fit`")
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
     add_trunk_weights_option(parser)
     return parser
