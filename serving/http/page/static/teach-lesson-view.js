@@ -7,7 +7,8 @@ export const button = (text, id, properties = {}) =>
 
 export const heading = (text) => make("h2", { class: "headline-text", id: "lesson-title", tabindex: "-1", text });
 
-export function nothing() {
+// The first step that is possible is the prominent one.
+export function nothing({ unknown }) {
   const text = "Name unknown images or bring examples of a class. Then the model can learn them here, in seconds.";
   return [
     heading("Nothing waits to be learned"),
@@ -15,8 +16,8 @@ export function nothing() {
     make(
       "p",
       { class: "row" },
-      make("a", { class: "button main", href: "#unknown", text: "Name unknown images" }),
-      make("a", { class: "button", href: "#examples", text: "Bring examples" }),
+      unknown > 0 && make("a", { class: "button main", href: "#unknown", text: "Name unknown images" }),
+      make("a", { class: unknown > 0 ? "button" : "button main", href: "#examples", text: "Bring examples" }),
     ),
   ];
 }

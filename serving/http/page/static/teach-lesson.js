@@ -39,7 +39,7 @@ function show(focus = false) {
 }
 
 function beginning() {
-  const parts = status.waiting || status.removed ? view.waiting(status) : view.nothing();
+  const parts = status.waiting || status.removed ? view.waiting(status) : view.nothing(status);
   return job && job.state !== "running" ? [...parts, view.last(job)] : parts;
 }
 

@@ -76,10 +76,11 @@ function figures(learned) {
       after: share(old.after),
       note: old.images ? images(old.images) : "nothing to compare is stored",
     }),
-    figure("Waiting unknown images that become known", {
-      after: `${known.toLocaleString()} of ${unknown.toLocaleString()}`,
-      note: names.length ? listed(names, 4) : "of those without a name",
-    }),
+    unknown > 0 &&
+      figure("Waiting unknown images that become known", {
+        after: `${known.toLocaleString()} of ${unknown.toLocaleString()}`,
+        note: names.length ? listed(names, 4) : "of those without a name",
+      }),
   );
 }
 
