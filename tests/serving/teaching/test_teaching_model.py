@@ -19,13 +19,14 @@ from serving.bundle.model import BundleModel, load_pooled
 from serving.bundle.pixels import open_image, to_pixels
 from serving.bundle.pooled import PooledClassifier
 from serving.bundle.pooled.adapters import Adapter
+from serving.inference.answers import describe
 from serving.model import Model
 from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
 from tests.helpers_serving import ROOT
-from tests.helpers_teaching import ALL, TASKS, encode, pictures, write_bundle
+from tests.helpers_teaching import ALL, DIM, TASKS, encode, pictures, write_bundle
 
 TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
 
@@ -201,6 +202,34 @@ def test_before_and_after_are_the_same_measure(bundle: Path) -> None:
     assert (found.of, found.added, found.new) == (22, 10, False)
     assert [found.right_before, found.right_after] == counts
     assert counts[0] > 12
+
+
+def test_every_version_says_how_far_its_taught_classes_can_be_relied_on(bundle: Path, tmp_path: Path) -> None:
+    model = taught(bundle, {"elk": pictures("elk", 25), "fox": pictures("fox", 4)}, {"dog": pictures("hen", 9)})
+    saved = BundleModel.load(model.save(tmp_path / "saved"), provider="cpu", threads=1)
+    shown = {each.label: each for each in describe(saved).taught}
+    assert shown == {each.label: each for each in saved.manifest.taught}
+    assert {label: each.grade for label, each in shown.items()} == {"elk": "good", "fox": "few examples", "dog": "good"}
+    assert [(each.images, each.examples) for each in shown.values()] == [(25, 25), (4, 4), (33, 9)]
+    assert "20 or more" in shown["fox"].advice
+    assert shown["elk"].right >= 20
+    assert "few examples" in (tmp_path / "saved" / "MODEL_CARD.md").read_text()
+    # The same as a job measures beside the stand-ins of the classes of the run.
+    knowledge = learn(Curriculum.of(saved.bundle))
+    rules = saved.bundle.rule, saved.bundle.rule
+    assert try_out(knowledge, knowledge, rules, np.empty((0, DIM), np.float32)).taught == saved.manifest.taught
+    model.forget("fox")
+    assert "fox" not in {each.label for each in load_bundle(model.save(tmp_path / "less")).manifest.taught}
+
+
+def test_the_progress_of_a_single_lesson_is_shown(bundle: Path) -> None:
+    curriculum = Curriculum.of(BundleModel.load(bundle, provider="cpu", threads=1).bundle)
+    given = [(f"{number:04}", row) for number, row in enumerate(encode(pictures("elk", 6)))]
+    shares: list[float] = []
+    learn(curriculum.taught(Examples.of({"elk": given}, "ada", "now")), shares.append)
+    assert shares == sorted(shares)
+    assert len(set(shares)) >= 8
+    assert (shares[0], shares[-1] < 1) == (0.0, True)
 
 
 def test_few_examples_do_not_make_everything_known(bundle: Path) -> None:
