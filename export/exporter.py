@@ -308,7 +308,10 @@ def export(
     before = _current(shelf) if shelf else _replaced(out)
     if shelf and before and decision == AUTO and run.decider.name != before.rule.score:
         # Answers for earlier tasks must stay as they are.
-        note(f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score}")
+        note(
+            f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score} "
+            f"(--decision {run.decider.name} --force publishes the other one)"
+        )
         run = _open(folder, before.rule.score)
     trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights, run=folder)
     quality = quality_of(folder, run, data, quarantine, trunk)
