@@ -246,6 +246,7 @@ def test_another_decision_is_refused_by_its_name(publish: Publish, refused: Call
     assert publish(network) == 0
     error = refused(network, decider=decider_for(network, "paper"))
     assert "decides by mahalanobis, the new bundle by paper; allowed: --decision mahalanobis, or" in error
+    assert "by mahalanobis (--decision paper --force publishes the other one)" in error
     # Neither of the two options allows it alone.
     assert "decides by mahalanobis" in refused(network, "--decision", "paper", decider=decider_for(network, "paper"))
 
