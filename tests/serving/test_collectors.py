@@ -1,7 +1,7 @@
 """What a server reports arrives at real collectors: metrics at Prometheus, traces at an OpenTelemetry collector.
 
-The first needs Debian's package prometheus, which `.ci/run` installs; the second needs the extra `dev` on a system for
-which there is a wheel of rotel. Each is skipped where they are missing.
+The first needs Debian's package prometheus, which `.ci/run` installs; the second needs the extra `collector`, which
+`.ci/run` installs too, if there is a wheel of rotel for the system. Each is skipped where they are missing.
 """
 
 from __future__ import annotations
