@@ -6,9 +6,11 @@ and nobody would replace or stop them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from pathlib import Path
 
 from serving.telemetry import log
 
@@ -19,10 +21,23 @@ INTERVAL = 0.5
 def end_with(supervisor: int, interval: float = INTERVAL) -> None:
     """Send SIGTERM to this process, which answers what it has accepted, once its parent is not this one any more.
 
-    A process that is not a child of the supervisor is left alone.
+    A process that is not a child of the supervisor is left alone, unless the supervisor died while this one started.
     """
-    if os.getppid() == supervisor:
+    if os.getppid() == supervisor or _is_gone(supervisor):
         threading.Thread(target=_watch, args=(supervisor, interval), name="supervisor", daemon=True).start()
+
+
+def _is_gone(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        # One that was killed has its number until its own parent takes note. The state follows the name in brackets.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def _watch(supervisor: int, interval: float) -> None:

@@ -21,6 +21,17 @@ end_with(os.getppid(), interval=0.01)
 print(os.getpid(), flush=True)
 time.sleep(600)
 """
+LATE = """
+import os, signal, sys, time
+from serving.host.supervisor import end_with
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to end", flush=True), sys.exit(0)))
+supervisor = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == supervisor:
+    time.sleep(0.01)
+end_with(supervisor, interval=0.01)
+time.sleep(600)
+"""
 SUPERVISOR = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
@@ -32,6 +43,20 @@ def test_a_worker_is_asked_to_end_when_its_supervisor_was_killed() -> None:
         assert worker.ppid() == supervisor.pid
         os.kill(supervisor.pid, signal.SIGKILL)
         # SIGTERM and not SIGKILL: a server answers what it has accepted.
+        assert supervisor.stdout.readline() == "asked to end\n"
+        psutil.wait_procs([worker], timeout=PATIENCE)
+        assert not worker.is_running()
+
+
+def test_a_worker_that_starts_after_its_supervisor_was_killed_ends() -> None:
+    """It was forked before, and took longer to start."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, LATE], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        assert supervisor.stdout is not None
+        worker = psutil.Process(int(supervisor.stdout.readline()))
+        # Nobody has taken note of its end yet.
+        os.kill(supervisor.pid, signal.SIGKILL)
         assert supervisor.stdout.readline() == "asked to end\n"
         psutil.wait_procs([worker], timeout=PATIENCE)
         assert not worker.is_running()
