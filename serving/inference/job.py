@@ -62,6 +62,11 @@ class Job:
         """Whether nobody waits for the answer: the deadline passed, or the client disconnected."""
         return self.done.done()
 
+    @property
+    def explains(self) -> bool:
+        """Whether the graph must run once more, with feature maps."""
+        return self.options.explain != "false"
+
     def open(self, limits: Limits, *, keep_content: bool) -> None:
         """Read the image file's header, or raise an ImageError; `keep_content` keeps the file for the quarantine."""
         started = time.perf_counter()
@@ -108,8 +113,8 @@ def answer_batch(batch: list[Job], *, features: bool) -> list[str | RequestError
             job = batch[place]
             job.brightness = brightness[place]
             job.fields = loaded.formatter.fields(verdicts, row, job.options)
-            if job.options.explain != "false" and job.pixels is not None:
-                # The graph runs once more, for this image alone.
+            if job.explains and job.pixels is not None:
+                # Such a job is a batch by itself: it neither delays nor fails any other.
                 explanation = explained(loaded.model, job.pixels, job.fields, job.options.explain)
                 job.fields["explanation"] = explanation
             # Several times as fast as Python's own encoder, with the same digits.

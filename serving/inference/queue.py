@@ -2,8 +2,9 @@
 
 Threads decode images. Whichever of them finds the graph idle runs it for everything that is decoded by then, so a
 batch is what arrived while the last one ran, and nobody ever waits for a batch to fill. If batches are not faster, one
-image is run at a time. The event loop only submits images and takes answers back, except for small images and a quick
-graph: passing an image to a thread and back would take longer than the work, so the event loop answers these itself.
+image is run at a time; so is one whose answer is explained. The event loop only submits images and takes answers back,
+except for small images and a quick graph: passing an image to a thread and back would take longer than the work, so the
+event loop answers these itself.
 
 The bundle may be swapped at any time: an image is answered by the model that was loaded when it was submitted.
 """
@@ -260,7 +261,7 @@ class InferenceQueue:
         """The first decoded jobs that one graph can run together."""
         batch: list[Job] = []
         while self._decoded:
-            if batch and (self._decoded[0].loaded is not batch[0].loaded or len(batch) >= batch[0].loaded.max_batch):
+            if batch and not _together(batch, self._decoded[0]):
                 break
             job = self._decoded.popleft()
             if not job.abandoned:
@@ -340,6 +341,12 @@ class InferenceQueue:
             finish(None)
         else:
             keeper.offer(arrival._replace(when_stored=stored))
+
+
+def _together(batch: list[Job], job: Job) -> bool:
+    """Whether a job may join a batch."""
+    first = batch[0]
+    return job.loaded is first.loaded and len(batch) < first.loaded.max_batch and not (job.explains or first.explains)
 
 
 def _arrival(keeper: Keeper, job: Job) -> Arrival | None:

@@ -210,6 +210,37 @@ def test_a_graph_that_fails_answers_those_in_its_batch(model: BundleModel, caplo
     assert "out of memory" in caplog.text
 
 
+def test_an_explanation_that_fails_is_an_error_of_its_own(
+    model: BundleModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its neighbours, which have waited with it, are answered in batches without it."""
+
+    def explained(*_: object) -> dict[str, Any]:
+        raise ValueError("no feature maps")
+
+    monkeypatch.setattr("serving.inference.job.explained", explained)
+    watched = Watched(model)
+    watched.free.clear()
+
+    async def body(queue: InferenceQueue) -> list[Any]:
+        plain = options(model)
+        why = dataclasses.replace(plain, explain="true")
+        first = queue.submit(lambda: IMAGES[0], plain, queue.loaded)
+        await asyncio.to_thread(watched.busy.wait, PATIENCE)
+        others = [queue.submit(lambda: IMAGES[1], each, queue.loaded) for each in (plain, plain, why, plain, plain)]
+        while len(queue._decoded) < len(others):
+            await asyncio.sleep(0.001)
+        watched.free.set()
+        await first
+        return await asyncio.gather(*others, return_exceptions=True)
+
+    *before, failed, one, other = with_queue(watched, body)
+    assert [json.loads(answer)["best_guess"] for answer in (*before, one, other)] == ["green"] * 4
+    assert isinstance(failed, ServerError)
+    assert "ValueError" in str(failed)
+    assert sorted(watched.sizes) == [1, 1, 2, 2]
+
+
 def test_room_is_kept_and_given_back(model: BundleModel) -> None:
     async def body(queue: InferenceQueue) -> None:
         with queue.admitted(2):
