@@ -59,6 +59,58 @@ def test_prometheus_accepts_the_rules_and_the_configuration_of_the_compose_file(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def drift_rules_tests() -> dict[str, Any]:
+    """What promtool checks: minutes of the two series that the drift alerts watch, and the alerts that must fire."""
+    alarms = 'openworld_drift_alarms_total{task="%s", pod="a"}'
+    evidence = 'openworld_drift_evidence{task="1", namespace="n", pod="%s"}'
+
+    def fires(alert: str, minute: int, *labels: dict[str, str]) -> dict[str, Any]:
+        wanted = [{"exp_labels": {"severity": "warning", **each}} for each in labels]
+        return {"alertname": alert, "eval_time": f"{minute}m", "exp_alerts": wanted}
+
+    changed, together = "OpenworldImagesChanged", "OpenworldImagesChangedOverWorkers"
+    return {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    # An alarm in minute 10; another task is quiet.
+                    {"series": alarms % 0, "values": "0x9 1x120"},
+                    {"series": alarms % "all", "values": "0x130"},
+                    # Enough evidence from minute 5 to minute 8.
+                    {"series": evidence % "a", "values": "0.5x4 1.2x3 0x120"},
+                    {"series": evidence % "b", "values": "0.9x130"},
+                ],
+                "alert_rule_test": [
+                    fires(changed, 9),
+                    fires(changed, 12, {"task": "0"}),
+                    # An hour later it is over.
+                    fires(changed, 80),
+                    fires(together, 3),
+                    fires(together, 6, {"task": "1", "namespace": "n", "pod": "a"}),
+                    fires(together, 10),
+                ],
+            }
+        ],
+    }
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
+def test_the_drift_alerts_fire_after_an_alarm_and_end(tmp_path: Path) -> None:
+    rules = yaml.safe_load((DOCS / "prometheus-rules.yaml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            # Their wording is not what is tested.
+            rule.pop("annotations", None)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(drift_rules_tests()))
+    command = ["promtool", "test", "rules", "tests.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus")
 def test_every_panel_of_the_dashboard_has_data_in_a_real_prometheus(bundle: Path, tmp_path: Path) -> None:
     settings = {"OPENWORLD_QUARANTINE_URL": f"sqlite:///{tmp_path}/quarantine.db"}
