@@ -9,6 +9,8 @@ from typing import Any
 
 WINDOW = 2000
 """Rows that are handed to Ray at a time, to bound the memory of the driver."""
+DEATHS = 3
+"""An actor that dies is started again, and its row is tried again, so often; then the command stops."""
 Row = dict[str, Any]
 
 
@@ -62,6 +64,10 @@ class Cluster:
                     actor,
                     fn_constructor_args=arguments,
                     compute=ray.data.ActorPoolStrategy(size=min(actors, len(window))),
+                    # By default without an end: a row that kills its actor would be tried for ever. Ray 2.60 warns that
+                    # 2.64 takes these two elsewhere; it has no other place for them yet.
+                    max_restarts=DEATHS,
+                    max_task_retries=DEATHS,
                     **({"num_gpus": 1} if gpus else {"num_cpus": 1}),
                 )
                 yield from found.iter_rows()
