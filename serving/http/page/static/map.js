@@ -1,6 +1,7 @@
 // The map of the quarantine on a canvas: points are drawn once, and moving the pointer only copies that picture.
 
-import { latest, selection, showSelection } from "./unknowns-board.js";
+import { LOOSE, SELECTED, STAMP, mark, outline, stamp, style } from "./map-marks.js";
+import { configure, keepSelection, latest, selection, showSelection } from "./unknowns-board.js";
 import { thumbnail } from "./unknowns-api.js";
 
 const element = (id) => document.getElementById(id);
@@ -8,11 +9,6 @@ const canvas = element("map-canvas");
 const context = canvas.getContext("2d");
 const points = document.createElement("canvas"); // all points, as they are drawn now
 
-// The colours of Okabe and Ito, which people with any colour vision can tell apart, with shapes for more groups.
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800"];
-const SHAPES = ["disc", "square", "triangle", "diamond", "cross"];
-const RADIUS = 4;
-const STAMP = 14; // pixels per side
 const NEAR = 10; // pixels
 const SETTLED = 150; // milliseconds after the last turn of the wheel
 const MOST_IN_LEGEND = 12;
@@ -23,11 +19,12 @@ let view = { x: 0, y: 0, scale: 1 }; // the centre of what is seen, and pixels p
 let places = new Float32Array(0); // x and y of every item, in pixels
 let cells = new Map(); // places by squares of NEAR pixels
 let styles = new Map(); // group -> colour and shape
-const stamps = new Map();
 let lasso = null; // the points of the line that is being drawn
 let frame = 0;
 let drawn = view; // the view that the points were drawn for
 let settled = 0; // draws them again once zooming has ended
+let whole = view; // the view that shows everything; a person who has zoomed sees another one
+let stale = false; // whether the images have changed while the map was closed
 
 let asked = 0; // requests so far: an answer that is overtaken by a later one is dropped
 
@@ -40,7 +37,11 @@ async function load() {
     if (method === "umap") refuseUmap(answer);
     return;
   }
+  const moved = map?.version !== answer.version || String(map?.learned[0]) !== String(answer.learned[0]);
   map = answer;
+  stale = false;
+  keepSelection();
+  showSelection();
   if (map.computing) setTimeout(() => turn === asked && load(), AGAIN);
   element("map").hidden = !map.learned.length || !map.items.length;
   if (element("map").hidden) return;
@@ -51,8 +52,14 @@ async function load() {
   note(map.computing ? "UMAP computes the places. The first time this takes a minute or more." : without);
   styles = new Map(groupsBySize().map((group, at) => [group, style(at)]));
   showLegend();
-  if (element("map").open && !(map.computing && places.length === 2 * map.items.length)) fit();
+  if (!element("map").open || (map.computing && places.length === 2 * map.items.length)) return;
+  // Other places need another view; a person who has zoomed in stays there.
+  if (moved || view === whole) fit();
+  else drawPoints();
 }
+
+// A lasso may select images that the board does not show.
+configure({ placed: () => map?.items.map(({ id }) => id) ?? [] });
 
 const choice = element("map-method-choice");
 const note = (text) => (element("map-note").textContent = text);
@@ -70,11 +77,6 @@ function groupsBySize() {
   return [...sizes.keys()].sort((one, other) => sizes.get(other) - sizes.get(one) || one - other);
 }
 
-const style = (at) => ({
-  colour: COLOURS[at % COLOURS.length],
-  shape: SHAPES[Math.floor(at / COLOURS.length) % SHAPES.length],
-});
-const LOOSE = { colour: "", shape: "ring" };
 const styleOf = (item) => styles.get(item.group) ?? LOOSE;
 
 // ---- drawing
@@ -85,7 +87,7 @@ function fit() {
   const [left, right, top, bottom] = [least(xs), most(xs), least(ys), most(ys)];
   const { width, height } = resize();
   const scale = 0.9 * Math.min(width / Math.max(right - left, 1e-6), height / Math.max(bottom - top, 1e-6));
-  view = { x: (left + right) / 2, y: (top + bottom) / 2, scale };
+  view = whole = { x: (left + right) / 2, y: (top + bottom) / 2, scale };
   drawPoints();
 }
 
@@ -138,46 +140,6 @@ function drawPoints() {
   redraw();
 }
 
-// A mark is drawn once, and then copied: with 20,000 of them that is several times as fast.
-function stamp(shape, colour) {
-  const ratio = window.devicePixelRatio || 1;
-  const key = `${shape} ${colour} ${ratio}`;
-  if (!stamps.has(key)) {
-    const made = document.createElement("canvas");
-    made.width = made.height = Math.ceil(STAMP * ratio);
-    const paint = made.getContext("2d");
-    paint.scale(ratio, ratio);
-    mark(paint, shape, STAMP / 2, STAMP / 2, colour);
-    stamps.set(key, made);
-  }
-  return stamps.get(key);
-}
-
-function mark(paint, shape, x, y, colour) {
-  paint.fillStyle = paint.strokeStyle = colour;
-  paint.lineWidth = 1.5;
-  const r = RADIUS;
-  if (shape === "square") return paint.fillRect(x - r + 0.5, y - r + 0.5, 2 * r - 1, 2 * r - 1);
-  paint.beginPath();
-  if (shape === "disc" || shape === "ring") paint.arc(x, y, r - 0.5, 0, 7);
-  else if (shape === "triangle") outline(paint, [x, y - r], [x + r, y + r - 1], [x - r, y + r - 1]);
-  else if (shape === "diamond") outline(paint, [x, y - r - 1], [x + r, y], [x, y + r + 1], [x - r, y]);
-  else {
-    paint.moveTo(x - r, y - r);
-    paint.lineTo(x + r, y + r);
-    paint.moveTo(x + r, y - r);
-    paint.lineTo(x - r, y + r);
-  }
-  if (shape === "ring" || shape === "cross") paint.stroke();
-  else paint.fill();
-}
-
-function outline(paint, ...corners) {
-  paint.moveTo(...corners[0]);
-  for (const corner of corners.slice(1)) paint.lineTo(...corner);
-  paint.closePath();
-}
-
 // The label of each learned class at the mean of its images, unless another label is in the way.
 function nameClasses(paint, ink) {
   const sums = new Map();
@@ -216,17 +178,16 @@ function redraw() {
   context.drawImage(points, left, top, width * zoom, height * zoom);
   if (drawn !== view) return;
   const ink = getComputedStyle(document.body).color;
-  context.strokeStyle = ink;
-  context.lineWidth = 2;
   if (selection.ids.size) {
+    const ring = stamp(SELECTED, ink);
     map.items.forEach((item, at) => {
       if (!selection.ids.has(item.id)) return;
-      context.beginPath();
-      context.arc(places[2 * at], places[2 * at + 1], RADIUS + 2.5, 0, 7);
-      context.stroke();
+      context.drawImage(ring, places[2 * at] - STAMP / 2, places[2 * at + 1] - STAMP / 2, STAMP, STAMP);
     });
   }
   if (!lasso) return;
+  context.strokeStyle = ink;
+  context.lineWidth = 2;
   context.beginPath();
   outline(context, ...lasso);
   context.globalAlpha = 0.12;
@@ -320,13 +281,15 @@ canvas.addEventListener("pointerup", (event) => {
   for (const place of found) selection.ids.add(map.items[place].id);
   showSelection();
   redrawSoon();
+  // A finger cannot point without touching.
+  if (event.pointerType !== "mouse" && found.length === 1) showTip(found[0]);
 });
 
 canvas.addEventListener("pointercancel", () => {
   lasso = null;
   redrawSoon();
 });
-canvas.addEventListener("pointerleave", () => showTip(-1));
+canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && showTip(-1));
 
 // The items within a closed line: a ray to the right crosses it an odd number of times.
 function inside(line) {
@@ -365,7 +328,9 @@ canvas.addEventListener(
 canvas.addEventListener("dblclick", fit);
 
 element("map").addEventListener("toggle", () => {
-  if (element("map").open && map) fit();
+  if (!element("map").open || !map) return;
+  fit();
+  if (stale) load();
 });
 new ResizeObserver(() => {
   if (map && element("map").open && canvas.clientWidth) drawPoints();
@@ -375,7 +340,9 @@ new ResizeObserver(() => {
 let waiting = 0;
 new MutationObserver(() => {
   clearTimeout(waiting);
-  waiting = setTimeout(load, 200);
+  const seen = !map || element("map").hidden || element("map").open;
+  if (seen) waiting = setTimeout(load, 200);
+  else stale = true;
 }).observe(element("groups"), { childList: true });
 new MutationObserver(() => map && element("map").open && redrawSoon()).observe(element("bar"), {
   attributes: true,

@@ -37,6 +37,9 @@ function wayBack(what, { ids, group }) {
   const whole = ids === undefined ? groupWith(group) : null;
   const uniform = whole?.state === "new";
   if (!uniform && whole && whole.items.length < whole.size) return null;
+  // Nobody knows what images were before that only the map shows; those that look like a group are in none.
+  const loose = new Set(what === "move" ? looseByGroup().flatMap((some) => some.ids) : []);
+  if (ids && !ids.every((id) => shown.has(id) || loose.has(id))) return null;
   // A group that has lost its last image no longer exists.
   const possible = () =>
     what !== "move" || ids.every((id) => !shown.get(id)?.group || groupWith(shown.get(id).group));
@@ -123,7 +126,7 @@ export const split = (ids) =>
     const group = await splits()(ids);
     selection.ids.clear();
     await refresh();
-    notify(`Made group ${group} of ${images(ids.length)}.`, back.possible() ? () => back.run(ids) : null);
+    notify(`Made group ${group} of ${images(ids.length)}.`, back?.possible() ? () => back.run(ids) : null);
   });
 
 // Moves the images that look like a group, and are in none, into it.

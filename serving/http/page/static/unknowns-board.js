@@ -12,8 +12,9 @@ export const drafts = new Map(); // group -> a name that was typed but not saved
 export const selection = new Selection(element("groups"), { onChange: showSelection, onOpen: enlarge });
 
 // What a page adds: `loose` loads the images in no group, each with the group that it looks like, `split` makes a group
-// of images, and `shown` is called with the latest response whenever the board is shown.
-const extras = { loose: null, split: null, shown: () => {} };
+// of images, `shown` is called with the latest response whenever the board is shown, and `placed` returns images that can
+// be selected elsewhere.
+const extras = { loose: null, split: null, shown: () => {}, placed: () => [] };
 
 const FIRST = 24;
 
@@ -101,12 +102,15 @@ export function showHint(input) {
 
 // ---- showing
 
+// Deselects images that are no longer shown, here or elsewhere.
+export const keepSelection = () => selection.keep(new Set([...allItems().map(({ id }) => id), ...extras.placed()]));
+
 function show() {
   const focused = document.activeElement;
   const { id: focusedId, dataset } = focused ?? {};
   const place = dataset?.id ? [...focused.parentElement.children].indexOf(focused) : -1;
   const shown = new Set(allItems().map((item) => item.id));
-  selection.keep(shown);
+  keepSelection();
   for (const id of thumbs.keys()) if (!shown.has(id)) thumbs.delete(id);
   element("groups").replaceChildren(...groups.filter(visible).map(groupElement));
   for (const input of element("groups").querySelectorAll(".name-field")) showHint(input);
