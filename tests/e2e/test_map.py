@@ -321,8 +321,8 @@ def test_twenty_thousand_points_stay_smooth(page: Page, server: Server, report_l
     )
     hover, draw, zoom = (milliseconds[name] for name in ("hover", "draw", "zoom"))
     report_line(f"{MANY} points: hover {hover:.2f} ms, drawing all {draw:.0f} ms, a frame of zooming {zoom:.1f} ms")
-    # Medians; on a machine with ten times as much work as processors, hovering took 0.2 ms and zooming 17 ms. Drawing all
-    # points depends too much on other work for a limit here: tests/benchmarks/test_map_frames.py has one.
+    # Medians; on a machine with ten times as much work as processors, hovering took 0.2 ms and zooming 17 ms. Drawing
+    # all points depends too much on other work for a limit here: tests/benchmarks/test_map_frames.py has one.
     assert hover < 5
     assert zoom < 250
     page.wait_for_timeout(400)
