@@ -235,7 +235,9 @@ def imported_by(module: str) -> set[str]:
 @pytest.mark.parametrize("module", ["training.run", "export.exporter"])
 def test_a_run_is_opened_without_the_rest_of_training(module: str) -> None:
     commands = {"fit", "evaluate", "discover", "diagnose", "compare_scores", "report_page", "study", "plan", "presets"}
-    unneeded = {f"training.{name}" for name in commands} | {"training.learn.learner", "training.measure.evaluation"}
+    unneeded = {f"training.{name}" for name in commands} | {"training.measure.evaluation"}
+    loop = {"features", "head", "losses", "optimizers", "augment", "learner", "adapters.learner", "adapters.learning"}
+    unneeded |= {f"training.learn.{name}" for name in loop}
     unneeded |= {"matplotlib", "jinja2", "rich.console"}
     if module == "training.run":
         unneeded |= {"sklearn.metrics", "sklearn.datasets", "training.data.sources", "training.data.quarantined"}

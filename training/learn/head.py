@@ -27,6 +27,7 @@ from training.learn.features import Learnable, batches
 from training.learn.folds import ENOUGH_VALIDATION, folds_of
 from training.learn.measurements import EVALUATION_BATCH, task_measurements
 from training.learn.optimizers import set_lr, tenfold_steps, warmup_cosine
+from training.learn.temperature import temperature_scale
 
 COPIES, MANY_IMAGES = 4, 20_000
 """Slightly changed copies of each training image that detectors are fitted to: fewer if that makes MANY_IMAGES."""
@@ -229,19 +230,6 @@ def fit_calibration(network: Network, task: int, data: Batchable) -> None:
     logits = torch.cat([head.each_rotation(features).mean(dim=0) for features in seen]).double()
     head.scale.fill_(temperature_scale(logits, data.local_classes))
     head.shift.fill_(-(logits.amax(dim=1) * head.scale).mean().item())
-
-
-def temperature_scale(logits: Tensor, local_classes: Tensor) -> float:
-    """The scale in [0.01, 100] with the smallest cross-entropy on Platt's smoothed targets."""
-    count, classes = logits.shape
-    if classes == 1:
-        return 1.0
-    off = 1 / (count + classes)
-    targets = torch.full_like(logits, off)
-    targets.scatter_(1, local_classes[:, None], 1 - off * (classes - 1))
-    scales = torch.logspace(-2, 2, 401, dtype=logits.dtype, device=logits.device)
-    losses = torch.stack([-(targets * torch.log_softmax(scale * logits, dim=1)).sum() for scale in scales])
-    return float(scales[losses.argmin()])
 
 
 def _parts(data: Batchable) -> list[slice]:

@@ -18,7 +18,7 @@ from training.learn.augment import slight_change
 from training.learn.correction import Correction
 from training.learn.decisions import make_decider
 from training.learn.folds import folds_of
-from training.learn.head import fit_calibration, fit_detectors, temperature_scale
+from training.learn.head import fit_calibration, fit_detectors
 from training.learn.measurements import task_measurements
 
 
@@ -62,23 +62,6 @@ def test_calibrating_twice_changes_nothing(learned: tuple[Network, TaskData]) ->
     before = logits_of(network, data.validation)
     fit_calibration(network, 0, data.validation)
     assert torch.equal(logits_of(network, data.validation), before)
-
-
-def test_two_right_answers_earn_a_confidence_of_three_quarters() -> None:
-    # Platt's targets for two images of two classes are 3/4 and 1/4: the odds are e^scale = 3.
-    scale = temperature_scale(torch.eye(2), torch.tensor([0, 1]))
-    assert scale == pytest.approx(math.log(3), rel=0.02)
-
-
-def test_logits_ten_times_as_large_are_scaled_to_the_same() -> None:
-    torch.manual_seed(0)
-    logits, classes = torch.randn(20, 3).double(), torch.arange(20) % 3
-    logits[torch.arange(20), classes] += 1
-    assert temperature_scale(10 * logits, classes) == pytest.approx(temperature_scale(logits, classes) / 10)
-
-
-def test_a_single_class_needs_no_scale() -> None:
-    assert temperature_scale(torch.randn(3, 1), torch.zeros(3, dtype=torch.int64)) == 1.0
 
 
 def test_learning_a_head_changes_the_head_and_leaves_the_features() -> None:

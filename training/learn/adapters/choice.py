@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from serving.bundle.pooled.adapters import sharpened
-from training.learn.head import temperature_scale
+from training.learn.temperature import temperature_scale
 
 Array = NDArray[np.floating[Any]]
 Classes = NDArray[np.int64]
