@@ -1,10 +1,12 @@
-"""Processes that die, forked from the test process: a new one would spend seconds on importing torch."""
+"""Processes that die, forked from the test process (a new one would spend seconds on importing torch), and full disks."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import pytest
@@ -47,3 +49,15 @@ def die_at_call(owner: Any, name: str, number: int, *, after: bool = False) -> N
 def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("nobody survives that")
+
+
+@contextmanager
+def little_room(size: int) -> Iterator[None]:
+    """Simulate a full disk: no file can grow beyond this many bytes."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

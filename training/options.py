@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from models.suggest import did_you_mean
+from serving.bundle.labels import did_you_mean
 from serving.bundle.terminal import escaped
 
 LOSSES = ("csi", "ce")

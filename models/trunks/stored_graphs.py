@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 
 from models.trunks.cache_settings import cache_folder
 from models.trunks.wrapped import Wrapped
+from serving.bundle.atomic import replacing
 
 GRAPHS = "graphs"
 
@@ -29,7 +28,6 @@ def stored(key: dict[str, object], make: Callable[[], Wrapped]) -> Wrapped:
     about = {"sha256": hashlib.sha256(made.model).hexdigest(), "depths": made.depths, "outputs": made.outputs}
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
-            written.write(json.dumps(about).encode() + b"\n" + made.model)
-        os.replace(written.name, file)
+        with replacing(file, durable=False, shared=True) as written:
+            written.write_bytes(json.dumps(about).encode() + b"\n" + made.model)
     return made

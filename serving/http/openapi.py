@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from serving import errors
+from serving.bundle.labels import NEW_LABEL
 from serving.errors import RequestError
 from serving.http.auth import ADMIN_PATHS, KEY_PATHS
 from serving.http.schemas import SCHEMA, error_answer
@@ -41,7 +42,7 @@ EXAMPLES: dict[type[RequestError], tuple[str, str, str]] = {
     errors.EmptyImageError: ("no image", "0 bytes", "1 to 33554432 bytes"),
     errors.BrokenImageError: ("image cannot be read", "300 bytes of PNG", "a complete, undamaged file"),
     errors.ParameterError: ("no such task", "task=9", "0 to 3"),
-    errors.BadLabelError: ("label cannot be used", "label is ''", "1 to 100 printable characters"),
+    errors.BadLabelError: ("label cannot be used", "label is ''", NEW_LABEL),
     errors.BundleRefusedError: ("worker 4711 refused the bundle", "rule.json: corrupt", "a complete bundle"),
     errors.OutputError: ("the network failed on this image", "NaN or infinity", "finite numbers"),
     errors.ServerError: ("the server failed", "an error", "see its log"),

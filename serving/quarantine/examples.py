@@ -56,7 +56,7 @@ class TaughtItems(LabelledItems):
 
     def teach(self, ids: Sequence[int], label: str, known: Collection[str], who: str) -> None:
         """Label items as examples of a class, new or known; a learned label may be changed by this as well."""
-        label = check_label(label)
+        label = check_label(label, known)
         with self._database.writing() as connection:
             ids = existing_ids(connection, ids)
             state = label_state(label, known)
@@ -72,7 +72,7 @@ class TaughtItems(LabelledItems):
 
     def relabel(self, names: Mapping[str, str], known: Collection[str], who: str) -> int:
         """Give all examples of some labels another one; how many there were."""
-        checked = {label: check_label(new) for label, new in names.items()}
+        checked = {label: check_label(new, known) for label, new in names.items()}
         with self._database.writing() as connection:
             return sum(_relabel(connection, label, new, known, who) for label, new in checked.items())
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
+from serving.bundle.labels import LONGEST_NEW, check_labels, check_new_label, same_label
 from serving.quarantine.database import Database
 from serving.quarantine.records import (
     Change,
@@ -23,9 +24,6 @@ from serving.quarantine.records import (
 from serving.quarantine.rows import STATES
 from serving.quarantine.schema import changes, groups, items, resemblances
 
-LONGEST = 100
-RESERVED = "unknown"
-"""The server's answer for unknown images; no class can have this name."""
 _KEYS_PER_STATEMENT = 1000
 """Ids or file names per statement; databases limit them."""
 Key = TypeVar("Key", int, str)
@@ -42,8 +40,8 @@ class LabelledItems:
         self._label(ids, "named", check_label(label), who)
 
     def mark_known(self, ids: Sequence[int], label: str, who: str) -> None:
-        """Label items as showing a class of the model."""
-        self._label(ids, "known", check_label(label), who)
+        """Label items as showing a class of the model, spelled as the model spells it."""
+        self._label(ids, "known", check_label(label, [label]), who)
 
     def mark_junk(self, ids: Sequence[int], who: str) -> None:
         """Label items as useless."""
@@ -209,8 +207,7 @@ def chunks(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
 
 def note(connection: Connection, who: str, what: str, count: int, detail: str = "") -> None:
     """Record who did what."""
-    who = _checked(who, "name of a person", allowed=f"1 to {LONGEST} printable characters")
-    entry = {"at": time.time(), "who": who, "what": what, "items": count, "detail": detail}
+    entry = {"at": time.time(), "who": _checked_person(who), "what": what, "items": count, "detail": detail}
     connection.execute(insert(changes).values(entry))
 
 
@@ -277,15 +274,23 @@ def _refuse_learned(connection: Connection, ids: Sequence[int]) -> None:
             )
 
 
-def check_label(label: str) -> str:
-    allowed = f"1 to {LONGEST} printable characters, and not {RESERVED!r}"
-    if label.strip() == RESERVED:
-        raise LabelError(f"label is {label!r}; allowed: {allowed}")
-    return _checked(label, "label", allowed=allowed)
+def check_label(text: str, known: Collection[str] = ()) -> str:
+    """The class that a person means: one of `known` as it is spelled there, or else a new one without the spaces around
+    its name. Raises a LabelError if no class may have this name."""
+    existing = same_label(text, known)
+    try:
+        if existing is not None:
+            check_labels([existing])
+        else:
+            check_new_label(text.strip())
+    except ValueError as error:
+        raise LabelError(str(error)) from None
+    return text.strip() if existing is None else existing
 
 
-def _checked(text: str, what: str, *, allowed: str) -> str:
-    stripped = text.strip()
-    if not 1 <= len(stripped) <= LONGEST or not stripped.isprintable():
-        raise LabelError(f"{what} is {text[:LONGEST]!r}; allowed: {allowed}")
+def _checked_person(who: str) -> str:
+    stripped = who.strip()
+    if not 1 <= len(stripped) <= LONGEST_NEW or not stripped.isprintable():
+        allowed = f"1 to {LONGEST_NEW} printable characters"
+        raise LabelError(f"name of a person is {who[:LONGEST_NEW]!r}; allowed: {allowed}")
     return stripped

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import TaskRule
 from serving.bundle.errors import BundleError
-from serving.bundle.labels import check_labels
+from serving.bundle.labels import check_new_label
 from serving.bundle.layout import STATISTICS, extension_name, lesson_name
 from serving.bundle.lessons import TaughtLesson, Teachable
 from serving.bundle.manifest import EXPORT_AGAIN, Bundle
@@ -236,7 +236,8 @@ class Curriculum:
         if fresh is None:
             raise TeachError(f"{sum(more.images.values())} examples, all of them taught before; allowed: new ones")
         for label in fresh.images:
-            check_label(label)
+            if label not in self.labels:
+                check_label(label)
         short = {label: n for label, n in fresh.images.items() if n < LEAST and label not in self.labels}
         if short:
             got = ", ".join(f"{label!r} ({count})" for label, count in short.items())
@@ -345,13 +346,11 @@ def _accumulated(done: Sequence[Taught]) -> tuple[Taught, ...]:
 
 
 def check_label(label: str) -> None:
-    """A TeachError if no class can have this name."""
+    """Raise a TeachError unless a new class may have this name."""
     try:
-        check_labels([label])
+        check_new_label(label)
     except ValueError as error:
         raise TeachError(str(error)) from None
-    if label == "unknown":
-        raise TeachError("a class cannot be called 'unknown', the answer for images of no class; allowed: others")
 
 
 def _without_column(task: Task, label: str) -> Task | None:

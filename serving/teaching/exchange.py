@@ -20,9 +20,9 @@ from serving.bundle.errors import ImageError
 from serving.bundle.pixels import Limits, format_of
 from serving.errors import MalformedRequestError, RequestError
 from serving.inference.loaded import LoadedModel
+from serving.quarantine.labels import check_label
 from serving.quarantine.records import DamagedItemError, LabelError, UnknownIdError
 from serving.teaching.api.schemas import FailedFile, Imported
-from serving.teaching.curriculum import check_label
 from serving.teaching.errors import TeachError
 from serving.teaching.intake import store_example
 
@@ -100,8 +100,8 @@ def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Li
             if isinstance(one, Unusable):
                 failed.append(FailedFile(name=one.name, reason=one.reason))
                 continue
-            check_label(one.label)
-            stored = store_example(store, loaded, one.content, limits, one.label, who)
+            label = check_label(one.label, loaded.model.manifest.labels)
+            stored = store_example(store, loaded, one.content, limits, label, who)
         except (RequestError, LabelError, TeachError) as error:
             failed.append(FailedFile(name=one.name, reason=str(error)))
             continue

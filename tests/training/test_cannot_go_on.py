@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from tests.helpers import use_tiny_preset
+from tests.helpers_process import little_room
 from training import fit
 from training.learn import features as representation
 from training.learn import fitting, learner
@@ -73,18 +72,6 @@ def test_nan_and_infinity_are_never_checkpointed(
     # The cause is gone here, so the run resumes from there, and its history contains every epoch once.
     assert fit.main(["--out", str(tmp_path), "--resume"]) == 0
     assert len(History(tmp_path).epochs) == 8
-
-
-@contextmanager
-def little_room(size: int) -> Iterator[None]:
-    """Simulate a full disk: no file can grow beyond this many bytes."""
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def full(*_: Any) -> None:

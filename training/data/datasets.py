@@ -16,6 +16,8 @@ from training.data.images import TEST_SHARE, DataError, Source
 from training.data.originals import array_originals
 from training.data.reader import PixelReader, Reader
 
+FOLDER = "folder"
+"""Class folders of the user."""
 SPLIT_SEED = 0
 """The test images depend on neither seed nor method, so that runs can be compared."""
 
@@ -28,9 +30,9 @@ def kind_of(dataset: str, data: str | None) -> str:
     if data is None:
         return dataset
     if dataset not in NEEDS_PLACE:
-        return "folder"
+        return FOLDER
     is_place = any((Path(data) / name).exists() for name in OWN_NAMES) or not subfolders(Path(data))
-    return dataset if is_place else "folder"
+    return dataset if is_place else FOLDER
 
 
 def load_source(name: str, spec: ImageSpec, data: str | None, encoder: Reader | None = None) -> Source:
@@ -55,7 +57,7 @@ SOURCES: dict[str, Callable[[Reader, str | None], Source]] = {
     "digits": _digits,
     **{name: partial(published, which) for name, which in PUBLISHED.items()},
     "tinyimagenet": tiny_imagenet,
-    "folder": class_folders,
+    FOLDER: class_folders,
 }
 
 NEEDS_PLACE = (*PUBLISHED, "tinyimagenet")

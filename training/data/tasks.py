@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.suggest import did_you_mean
+from serving.bundle.labels import NEW_LABEL, did_you_mean, is_new_label
 from training.config import RunConfig, Tasks
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 from training.host.device import has_room
@@ -138,6 +138,12 @@ def in_tasks_of(classes: Sequence[str], size: int) -> Tasks:
     if size < 1:
         raise ValueError(f"classes per task is {size}; allowed: 1 or more")
     return tuple(tuple(classes[start : start + size]) for start in range(0, len(classes), size))
+
+
+def check_names(labels: Iterable[str]) -> None:
+    """Raise a DataError that lists the labels that no new class may have."""
+    if refused := [label for label in labels if not is_new_label(label)]:
+        raise DataError(f"class names: got {', '.join(map(repr, refused))}; allowed: {NEW_LABEL}; rename their folders")
 
 
 def check_classes(tasks: Tasks, source: Source) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from models.trunks.patches import NAME as PATCHES
 from models.trunks.trunk import Trunk, TrunkRequest, open_trunk, reopen
 from training.config import Lesson, Preset, RunConfig, Tasks
-from training.data.datasets import kind_of, load_source
+from training.data.datasets import FOLDER, kind_of, load_source
 from training.data.encoder import Encoder
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Source
 from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 from training.data.sources import Sources
-from training.data.tasks import check_classes, check_new, in_tasks_of, parse_tasks, too_few
+from training.data.tasks import check_classes, check_names, check_new, in_tasks_of, parse_tasks, too_few
 from training.learn.forecast import Expected, announce, class_names
 from training.learn.own_trunk import learn_trunk
 from training.learn.photos import (
@@ -137,6 +137,8 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
         classes, quick = len(class_names(Path(data))), without_adapters(chosen)
         expected = Expected(_tasks_of(chosen, preset, data), classes, preset, chosen.seed or 0, quick)
         announce(encoder, reporter, [data], expected)
+    if chosen.tasks is None and kind == FOLDER and data is not None and Path(data).is_dir():
+        check_names(class_names(Path(data)))
     source = load_source(kind, preset.image, data, encoder)
     tasks = _planned_tasks(chosen, preset, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
@@ -166,6 +168,7 @@ def _planned_tasks(chosen: argparse.Namespace, preset: Preset, source: Source) -
     """The classes of every task of a new run."""
     if chosen.tasks is not None:
         tasks = parse_tasks(chosen.tasks)
+        check_names(label for task in tasks for label in task)
     else:
         known = [label for label in source.classes if label not in preset.held_out]
         size = preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
@@ -216,6 +219,7 @@ def _check_loss(config: RunConfig, tasks: range) -> None:
 
 def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace, reporter: Reporter) -> TrainingPlan:
     tasks = parse_tasks(chosen.add_task)
+    check_names(label for task in tasks for label in task)
     check_new(tasks, config)
     data = _place(chosen.data)
     if data is None:

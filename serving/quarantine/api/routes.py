@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 
 from serving import errors
 from serving.bundle.errors import ImageError
-from serving.bundle.labels import did_you_mean
+from serving.bundle.labels import did_you_mean, same_label
 from serving.bundle.manifest import Manifest
 from serving.bundle.umap_places import UmapError
 from serving.http.context import RequestContext
@@ -168,7 +168,7 @@ async def unknown_thumbnail(request: Request, id: ItemId) -> Response:
 @router.post("/label", response_model=schemas.Changed, responses=_change_errors)
 async def label_unknowns(request: Request, body: schemas.LabelBody) -> Response:
     """Label images with a new class."""
-    if body.label.strip() in _manifest(request).labels:
+    if same_label(body.label, _manifest(request).labels):
         allowed = "a new class; /unknowns/known takes images of a class that the model has"
         raise errors.BadLabelError("the model has such a class", got=repr(body.label), allowed=allowed)
     return await _change(request, body, ("junk", "learned"), lambda store, ids, who: store.name(ids, body.label, who))
@@ -178,12 +178,11 @@ async def label_unknowns(request: Request, body: schemas.LabelBody) -> Response:
 async def mark_known(request: Request, body: schemas.LabelBody) -> Response:
     """Label images with a class that the model has."""
     labels = _manifest(request).labels
-    if body.label.strip() not in labels:
+    label = same_label(body.label, labels)
+    if label is None:
         allowed = f"{', '.join(labels)}{did_you_mean(body.label.strip(), labels)}"
         raise errors.BadLabelError("the model has no such class", got=repr(body.label), allowed=allowed)
-    return await _change(
-        request, body, ("junk", "learned"), lambda store, ids, who: store.mark_known(ids, body.label, who)
-    )
+    return await _change(request, body, ("junk", "learned"), lambda store, ids, who: store.mark_known(ids, label, who))
 
 
 @router.post("/junk", response_model=schemas.Changed, responses=_change_errors)

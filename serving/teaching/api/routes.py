@@ -267,12 +267,10 @@ async def add_example(request: Request, query: Annotated[UploadQuery, Query()]) 
     limits = Limits(settings.max_bytes, settings.max_pixels, settings.max_side)
 
     def add(teacher: Teacher, who: str, content: bytes) -> schemas.AddedExample:
-        from serving.teaching.curriculum import check_label
+        from serving.quarantine.labels import check_label
         from serving.teaching.intake import store_example
 
-        label = None if query.label is None else query.label.strip()
-        if label is not None:
-            check_label(label)
+        label = None if query.label is None else check_label(query.label, loaded.model.manifest.labels)
         stored = store_example(teacher.store, loaded, content, limits, label, who)
         answer = Answer.model_validate(stored.answer)
         return schemas.AddedExample(

@@ -15,6 +15,7 @@ import pytest
 from serving.bundle.decision import OUTPUT_NAMES
 from serving.bundle.errors import BundleError
 from serving.bundle.files import MOST_MANIFEST
+from serving.bundle.labels import check_new_label
 from serving.bundle.layout import GOLDEN, MANIFEST, RULE
 from serving.bundle.manifest import FORMAT, load_bundle
 from tests.helpers_serving import GRAPH, SPEC, edit_manifest, reseal
@@ -272,6 +273,17 @@ def test_what_is_no_regular_file_is_refused_at_once(copy: Path, name: str, kind:
     message = "allowed: up to" if kind == "sparse" else "not a regular file|Is a directory"
     with pytest.raises(BundleError, match=f"{name}: cannot be read.*({message})"):
         load_bundle(copy).graph("fp32")
+
+
+def test_a_bundle_may_have_classes_with_names_that_new_ones_may_not_have(copy: Path) -> None:
+    tasks = json.loads((copy / MANIFEST).read_text())["tasks"]
+    odd = [" cat", "x" * 150, "unknown"]
+    tasks[0]["labels"][: len(odd)] = odd[: len(tasks[0]["labels"])]
+    edit_manifest(copy, tasks=tasks)
+    assert load_bundle(copy).manifest.tasks[0].labels == tuple(tasks[0]["labels"])
+    for label in odd:
+        with pytest.raises(ValueError, match=r"allowed: 1 to 100 printable characters without spaces around them"):
+            check_new_label(label)
 
 
 @pytest.mark.parametrize(

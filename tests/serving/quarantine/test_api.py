@@ -315,6 +315,16 @@ def test_a_misspelled_class_gets_a_suggestion(client: httpx.Client) -> None:
     assert refused.json()["error"]["message"].endswith("yellow; did you mean 'green'?")
 
 
+def test_classes_of_older_models_are_found_however_they_are_spelled(client: httpx.Client, store: Store) -> None:
+    long = "x" * 150
+    ENGINE.loaded = SimpleNamespace(model=SimpleNamespace(manifest=SimpleNamespace(labels=(" cat", long))))
+    assert post(client, "known", ids=[1], label="cat") == [1]
+    assert post(client, "known", ids=[2], label=long) == [2]
+    assert [item.label for item in store.items(ids=[1, 2])] == [" cat", long]
+    assert refusal(client.post("/unknowns/label", json={"ids": [3], "label": "cat"})) == (422, "bad_label")
+    assert refusal(client.post("/unknowns/label", json={"ids": [3], "label": "y" * 150})) == (422, "bad_label")
+
+
 @pytest.mark.parametrize(
     ("page", "status", "code"),
     [

@@ -121,12 +121,25 @@ def test_a_group_that_is_not_there_is_named(filled: Store) -> None:
 
 @pytest.mark.parametrize("label", ["", "  ", "unknown", "a\nb", "x" * 101])
 def test_an_invalid_label_is_refused(filled: Store, label: str) -> None:
-    for action in (filled.name, filled.mark_known):
-        with pytest.raises(LabelError, match="allowed: 1 to 100 printable characters, and not 'unknown'"):
-            action([1], label, "ann")
+    with pytest.raises(LabelError, match=r"allowed: 1 to 100 printable characters without .* and not 'unknown'"):
+        filled.name([1], label, "ann")
     with pytest.raises(LabelError, match="name of a person"):
         filled.name([1], "eight", "")
     assert filled.items()[0].state == "new"
+
+
+def test_a_class_of_the_model_is_spelled_as_the_model_spells_it(filled: Store) -> None:
+    """Models of before, or of others, may have names that no new class may have."""
+    known = (" cat", "x" * 150, "unknown")
+    for label in known:
+        filled.mark_known([1], label, "ann")
+        assert filled.items()[0].label == label
+        filled.teach([2], f"{label.strip()} ", known, "ann")
+        assert (filled.items()[1].label, filled.items()[1].state) == (label, "known")
+    with pytest.raises(LabelError, match="allowed: 1 to 200 printable characters"):
+        filled.mark_known([1], "x" * 201, "ann")
+    filled.teach([2], " dog ", known, "ann")
+    assert (filled.items()[1].label, filled.items()[1].state) == ("dog", "named")
 
 
 # ---- groups found by discover

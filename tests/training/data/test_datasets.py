@@ -12,6 +12,7 @@ from PIL import Image
 from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import LIMITS
 from tests.helpers import TINY_PRESET
+from training import fit
 from training.config import Lesson, RunConfig
 from training.data import class_folders
 from training.data.class_folders import read_folder
@@ -245,6 +246,21 @@ def test_hidden_files_and_folders_are_no_images(tmp_path: Path, caplog: pytest.L
     (tmp_path / "README.txt").write_text("not a class")
     assert read_folder(tmp_path, PixelReader(SPEC)).images.labels.tolist() == ["red"]
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("label", [" cat", "x" * 150, "unknown"])
+def test_a_folder_whose_name_no_class_may_have_is_refused_before_it_is_read(
+    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dog", label):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "damaged.png").write_bytes(b"")
+    assert fit.main(["--data", str(tmp_path / "photos"), "--preset", "images", "--out", str(tmp_path / "run")]) == 2
+    expected = f"error: class names: got {label!r}; allowed: 1 to 100 printable characters without spaces"
+    assert expected in capsys.readouterr().err
+    assert fit.main(["--tasks", f'"{label}"', "--out", str(tmp_path / "run")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ function fieldOf(number, field, typed) {
       "data-testid": "sure-count",
       list: field?.list,
       value: field?.value,
-      maxlength: "100",
+      maxlength: "200",
       inputmode: field ? null : "numeric",
       autocomplete: "off",
       autocapitalize: "none",

@@ -219,7 +219,7 @@ function nameForm(group, draft) {
       "data-testid": `name-${id}`,
       class: "name-field",
       list: "labels",
-      maxlength: "100",
+      maxlength: "200",
       autocomplete: "off",
       autocapitalize: "none",
       spellcheck: "false",
