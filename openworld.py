@@ -39,7 +39,7 @@ __all__ = ["AsyncClient", "Client", "Model", "Run", "ShadowedError", "export", "
 
 
 class ShadowedError(ImportError):
-    """Another package has the name of one of ours and is found first; the message says which and where."""
+    """Another package has the name of one of ours and is found first; the message has both places."""
 
 
 def check_packages() -> None:

@@ -41,11 +41,11 @@ def add_export_options(parser: CommandParser) -> None:
 
 
 def add_gate_options(parser: CommandParser) -> None:
-    """What an export is refused for, unless it is allowed here."""
+    """Options that allow an export that would be refused."""
     parser.add_argument(
         "--force",
         action="store_true",
-        help="export although the run does not work, of which answers will warn, or harms earlier classes",
+        help="export a run that does not work (its answers then carry a warning) or that harms earlier classes",
     )
     parser.add_argument(
         "--max-loss",

@@ -55,7 +55,7 @@ class StoredExamples:
 
     @classmethod
     def of(cls, curriculum: Curriculum, quarantine: Address, minimum: int, reporter: Reporter) -> StoredExamples:
-        """Those of classes that are not consolidated and have enough of them."""
+        """The examples of classes that are not consolidated and have enough examples."""
         done = {label for group in curriculum.adapted for label in group.labels}
         wanted = {
             digest: label

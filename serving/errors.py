@@ -1,6 +1,6 @@
 """The errors that a request can be answered with.
 
-Every error is an HTTP exception with a status, a short code for programs, and a message that says what was received
+Every error is an HTTP exception with a status, a short code for programs, and a message with what was received
 and what is allowed. The docstring of a class describes it in the API document.
 """
 

@@ -131,7 +131,7 @@ def _parser(program: str) -> ServingParser:
     parser.add_argument(
         "--explain",
         choices=("true", "png"),
-        help="say where in an image the evidence lies: numbers, or also a PNG image in base64; not with --out",
+        help="add where in an image the evidence lies: numbers, or also a PNG image in base64; not with --out",
     )
     group = parser.add_argument_group("many images")
     group.add_argument(

@@ -55,7 +55,7 @@ def _settings() -> Settings:
     tracing={"excluded_urls": "livez,readyz,healthz,metrics" if _settings().tracing else "."},
 )
 class OpenWorld:
-    """Classifies images, or says that they belong to no learned class."""
+    """Classifies images, or reports that they belong to none of its classes."""
 
     @bentoml.on_deployment
     @staticmethod
@@ -98,7 +98,7 @@ class OpenWorld:
     # passes the images to the same queue.
     @bentoml.api
     async def predict(self, image: ImageFile) -> Answer:
-        """Classify an image, or say that it is unknown."""
+        """Classify an image, or report that it is unknown."""
         (outcome,) = await self._predict([image])
         if isinstance(outcome, RequestError):
             raise outcome

@@ -1,4 +1,4 @@
-"""Processes that die, forked from the test process (a new one would spend seconds on importing torch), and full disks."""
+"""Full disks, and processes that die: forked from the test process, as a new one would import torch for seconds."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from serving.http.schemas import Answer
 from tests.helpers_serving import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "client/README.md"])
+PROSE_IN = (".py", ".js", ".html", ".css")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PACKAGE_INDEX = re.compile(
     r"pypi\.org|pythonhosted\.org|--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^\s\"']*/simple\b"
@@ -75,6 +76,23 @@ def test_documents_name_files_that_exist() -> None:
     assert {
         (document, path) for document, paths in named.items() for path in paths if not (ROOT / path).exists()
     } == set()
+
+
+SPEECH = re.compile(r"\b(says|said|told)\b", re.IGNORECASE)
+
+
+def test_programs_and_messages_do_not_speak() -> None:
+    """Texts of the product report, print, list or show; the style is in CONTRIBUTING.md."""
+    folders = ("models", "training", "export", "serving", "client")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in PROSE_IN]
+    assert len(sources) > 300
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in [*sources, ROOT / "openworld.py"]
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if SPEECH.search(line)
+    ]
+    assert found == []
 
 
 def test_the_readme_is_short() -> None:

@@ -77,7 +77,7 @@ def make_parser() -> CommandParser:
         nargs="?",
         const=True,
         metavar="N",
-        help="store N training images for the correction +c; default: none; without N: as many as the preset says",
+        help="store N training images for the correction +c; default: none; without N: the preset's number",
     )
     parser.add_argument("--out", type=Path, metavar="RUN", help=f"default: {DEFAULT_RUN}")
     parser.add_argument("--seed", type=int, help="default: 0")

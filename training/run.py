@@ -1,4 +1,4 @@
-"""Open a finished run: `open_run(folder, device)` returns a `Run`, or raises a `RunError` that says what to do.
+"""Open a finished run: `open_run(folder, device)` returns a `Run`, or raises a `RunError` with what to do.
 
 This module imports what a trained network needs and nothing of how it was trained: no data source, no command.
 """
@@ -51,13 +51,13 @@ class Run:
     adapters: Adapters | None = None
     """With a trunk, unless the run is quick."""
     adapter_seconds: float = 0.0
-    """Of `seconds`, those that the adapters took."""
+    """The part of `seconds` that the adapters took."""
     folder: Path | None = None
-    """Where it was opened."""
+    """The folder that it was read from."""
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, decision: str = AUTO, device: str | None = None) -> Run:
-        """A finished run, for programs; on a GPU if there is one. Raises a RunError that says what to do."""
+        """A finished run, for programs; on a GPU if there is one. Raises a RunError with what to do."""
         from training.host.device import choose_device, prepare
 
         return open_run(Path(folder), prepare(choose_device() if device is None else torch.device(device)), decision)
@@ -136,7 +136,7 @@ class Run:
         return self.decider.outputs(self.read(pixels, device))
 
     def outputs_after(self, tasks: int, readings: Readings) -> Outputs:
-        """The same as it was when so many tasks were learned, if `changes_with_tasks`."""
+        """The outputs after the first `tasks` tasks were learned, if `changes_with_tasks`."""
         return self.need_pooled().outputs_after(tasks, readings)
 
     def offered(self) -> Iterator[Decider | PooledDecider]:

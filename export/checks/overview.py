@@ -58,7 +58,7 @@ def _tasks(manifest: Manifest) -> Table:
 
 
 def seconds_per_image(bundle: Bundle, precision: str) -> float:
-    """Of the whole answer to one image; the fastest of several runs."""
+    """The time of a whole answer to one image: the fastest of several runs."""
     model = BundleModel.load(bundle.path, provider="cpu", precision=precision)
     one = np.ascontiguousarray(bundle.golden.pixels[:1])
     model.predict(one)

@@ -34,7 +34,7 @@ AUROC_CHANGE = 0.01
 
 
 class ParityError(Exception):
-    """The graph differs from the network; the message says where and by how much."""
+    """The graph differs from the network; the message has the place and the difference."""
 
 
 def synthetic_images(image: ImageSpec, count: int) -> NDArray[np.uint8]:
@@ -99,7 +99,7 @@ def _differences(expected: Outputs, got: Outputs, rule: Rule, asked: str) -> dic
 
 
 def _features_difference(expected: Sequence[NDArray[Any]], got: NDArray[Any], asked: str) -> dict[str, float]:
-    """The same for the features that the quarantine stores, task by task."""
+    """The largest difference of the features that the quarantine stores, task by task."""
     ends = np.cumsum([each.shape[1] for each in expected]).tolist()
     columns = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     if got.shape[1] != ends[-1]:
@@ -172,7 +172,7 @@ def verify_precision(precision: str, exact: Outputs, got: Outputs, rule: Rule, e
 
 
 def _auroc_changes(wanted: Verdicts, found: Verdicts, evidence: Evidence) -> dict[int, float]:
-    """By task: the change of its AUROC against the images of the other tasks."""
+    """Task -> the change of its AUROC against the images of the other tasks."""
     changes = {}
     for task in map(int, np.unique(evidence.tasks)):
         if (others := evidence.tasks != task).any():

@@ -25,7 +25,7 @@ ROUNDING = 1e-3
 
 
 class PublishError(Exception):
-    """A bundle that must not be published; the message says what it would break."""
+    """A bundle that must not be published; the message has what it would break."""
 
 
 @dataclass(frozen=True)

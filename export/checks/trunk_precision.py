@@ -23,7 +23,7 @@ from training.learn.pooled_decision import PooledDecider
 
 BATCH = 16
 EVERY = 3
-"""One of so many photos sets the ranges; the others judge the result."""
+"""Every third photo is used to choose the ranges of int8, and the others to judge the result."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ ENOUGH_IMAGES = 1000
 
 
 class CascadeError(Exception):
-    """A requested cascade is not possible; the message says why."""
+    """A requested cascade is not possible; the message has the reason."""
 
 
 @dataclass(frozen=True)

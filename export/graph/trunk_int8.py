@@ -108,7 +108,7 @@ def plan_of(graph: onnx.GraphProto, floats: Collection[str] = ()) -> Int8Plan:
 
 
 def write_int8(model: onnx.ModelProto, plan: Int8Plan, measured: Mapping[str, Measured]) -> bytes:
-    """The same model with the nodes of the plan in int8."""
+    """The model with the nodes of the plan in int8."""
     writer = _Int8Writer(model.graph, plan, measured)
     made = onnx.ModelProto()
     made.CopyFrom(model)

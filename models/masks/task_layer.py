@@ -92,7 +92,7 @@ class Connection(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weights: [after, before * inputs_per_unit] or [after, before, kernel_size, kernel_size]."""
+        """The shape of the weights: [after, before * inputs_per_unit] or [after, before, kernel_size, kernel_size]."""
         sides = [self.kernel_size] * 2 if self.kernel_size else []
         return self.after.channels, self.before.channels * self.inputs_per_unit, *sides
 

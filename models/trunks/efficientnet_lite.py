@@ -20,9 +20,9 @@ from models.trunks.weights import load_state
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
 """The stride of the first block of every stage."""
 EPSILON = 1e-3
-"""Of BatchNorm."""
+"""The epsilon of BatchNorm."""
 MEAN, STD = 127.0, 128.0
-"""Of the pixels, in 0..255."""
+"""Normalisation of the pixels, in 0..255."""
 MOST = 6.0
 """The upper limit of ReLU6."""
 INSTALL = "pip install -e '.[photos]'"

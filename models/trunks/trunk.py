@@ -24,7 +24,7 @@ OWN_WEIGHTS = "trunk.safetensors"
 
 
 class TrunkError(Exception):
-    """A trunk that cannot be opened; the message says why and what to do."""
+    """A trunk that cannot be opened; the message has the reason and what to do."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def open_trunk(
 def reopen(spec: TrunkSpec, *, weights: str | Path | None = None, run: Path | None = None) -> Trunk:
     """The trunk of a run; raises a TrunkError if its weights are missing or are others.
 
-    `weights` is the file with them, if not where the name says. `run` is the folder of the run, which has them if they
-    were learned from its images.
+    `weights` is the file with them, if it is not the one that the trunk's name stands for. `run` is the folder of the
+    run, which has them if they were learned from its images.
     """
     own = None if run is None else run / OWN_WEIGHTS
     if weights is None and own is not None and own.exists():

@@ -13,7 +13,7 @@ from models.trunks.graph import Depth, TrunkGraph
 from models.trunks.trunk import INPUT
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of red, green and blue in 0..1, as nearly all networks that were trained on ImageNet expect them."""
+"""Means and deviations of red, green and blue in 0..1, as nearly all networks trained on ImageNet expect them."""
 LEAST_OPSET = 18
 """Models of an older one are converted: the nodes around them are written for this."""
 BODY = "body/"
@@ -41,7 +41,7 @@ class ImageInput(NamedTuple):
     """Its element type."""
     layout: str
     side: int | None
-    """Of its images; None if the model leaves that open."""
+    """Height and width of its images; None if the model leaves that open."""
 
     @property
     def places(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def image_input(model: onnx.ModelProto, layout: str | None = None) -> ImageInput
         )
     if layout is None and len(fitting) > 1:
         raise ValueError(
-            f"input {shown(value)} leaves open where the channels are; say it with --trunk-option layout={PLANES} "
+            f"input {shown(value)} leaves open where the channels are; give it with --trunk-option layout={PLANES} "
             f"(before height and width) or layout={ROWS} (after them)"
         )
     found = ImageInput(value.name, tensor.elem_type, layout or fitting[0], None)

@@ -51,7 +51,7 @@ Announce = Callable[[int | None], None]
 
 
 class Answerer:
-    """A model that answers chunks as the plan says."""
+    """A model that answers the chunks of a plan with its options."""
 
     def __init__(self, plan: BatchPlan) -> None:
         self._plan = plan

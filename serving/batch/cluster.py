@@ -1,4 +1,4 @@
-"""The same on a cluster, by Ray Data: one actor per processor or GPU; the driver stores the answers."""
+"""Answering a batch on a Ray cluster: one actor per processor or GPU; the driver stores the answers."""
 
 from __future__ import annotations
 

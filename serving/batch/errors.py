@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class BatchError(Exception):
-    """The message says what was given and what is allowed."""
+    """The message has what was given and what is allowed."""

@@ -86,6 +86,6 @@ class _JsonLines:
 
     def write(self, table: pa.Table) -> None:
         for row in table.to_pylist():
-            # What is null says nothing: an answer has no error, and an error no answer.
+            # Fields without a value are left out: an answer has no error, and an error has no answer.
             present = {name: value for name, value in row.items() if value is not None}
             self._file.write(json.dumps(present, default=str) + "\n")

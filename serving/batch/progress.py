@@ -13,7 +13,7 @@ RECENT = 60.0
 
 
 class BatchProgress:
-    """Counts images; answered ones of an earlier run are done, but say nothing about the rate."""
+    """Counts images; those that an earlier run answered count as done, but not for the rate."""
 
     def __init__(self, total: int, done: int = 0, output: TextIO | None = None) -> None:
         self._total = total
@@ -66,7 +66,7 @@ class BatchProgress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 4.2 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Seconds in the units that people use: 4.2 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)

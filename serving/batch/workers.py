@@ -24,7 +24,7 @@ process dies then is an error. A chunk whose process dies so often beside its im
 
 
 class Done(NamedTuple):
-    """A chunk whose answers are stored; the first one of each process only says that it is ready."""
+    """A chunk whose answers are stored; the first one of each process only reports that it is ready."""
 
     images: int
     errors: int

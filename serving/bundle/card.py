@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_LABELS = 40
 """Labels of a task that are listed."""
 FEW_IMAGES = 100
-"""With fewer test images than this, the card says that figures are coarse."""
+"""With fewer test images than this, the card warns that figures are coarse."""
 TAGS = ("image-classification", "continual-learning", "out-of-distribution-detection", "onnx", "openworld")
 
 

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class ClusterError(Exception):
-    """Why the cluster cannot be used; the message says what is needed."""
+    """The cluster cannot be used; the message has what is needed."""
 
 
 class Cluster:
@@ -72,7 +72,7 @@ class Cluster:
                 )
                 yield from found.iter_rows()
         except ray.exceptions.RayError as error:
-            # The last line is what the actor raised; those before say where in Ray that happened.
+            # The last line is what the actor raised; those before are Ray's own trace.
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
             raise ClusterError(f"an actor of the Ray cluster failed: {reason}; the same command continues") from error
 

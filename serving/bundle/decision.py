@@ -60,11 +60,11 @@ _WHOLE_ROW = np.array([0])
 STEP_WIDTH, LEFT_OVER = 0.1, 1e-3
 """A step of the p-value falls over STEP_WIDTH of the tail by all but LEFT_OVER of its height; the rest falls slowly."""
 OTHERS = 100
-"""The scores of all tasks together count as so many further scores of each task."""
+"""The weight of the scores of all tasks together, in scores, when a task's own scores are ranked."""
 
 
 ENOUGH = 100
-"""Images that the expected surprise is ranked among, if there are so many."""
+"""The number of images that the expected surprise is ranked among, if there are enough."""
 DOUBT = 1.0
 """The weight of not knowing which task an image belongs to, in -log10 of a p-value per nat of entropy."""
 
@@ -323,7 +323,7 @@ class _Ranks:
 
 
 class _MixedRanks(_Ranks):
-    """The same, where the scores of all sets together count as OTHERS further scores of each.
+    """Ranks where the scores of all sets together count as OTHERS further scores of each set.
 
     Scores of different sets are compared relative to the median and the mean excess of their set.
     """

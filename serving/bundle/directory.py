@@ -17,7 +17,7 @@ _FRESH, _OLDER = "writing", "old"
 
 
 class WriteError(Exception):
-    """A bundle cannot be written; the message says why."""
+    """A bundle cannot be written; the message has the reason."""
 
 
 def check_target(folder: Path) -> None:

@@ -10,11 +10,11 @@ ImageErrorCode = Literal[
 
 
 class BundleError(Exception):
-    """A bundle that must not be served; the message names it and says why."""
+    """A bundle that must not be served; the message has its place and the reason."""
 
 
 class ProviderError(Exception):
-    """The requested execution provider cannot be used; the message says why."""
+    """The requested execution provider cannot be used; the message has the reason."""
 
 
 class ImageError(Exception):

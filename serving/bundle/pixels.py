@@ -70,7 +70,7 @@ STRIP = 256 * 1024
 LARGE = 1_000_000
 """Pixels above which an image is reduced before it is converted and resized."""
 SPARE = 2
-"""A reduced image has at least so many times the pixels per side that are needed."""
+"""An image is decoded at reduced size only if each side keeps at least this many times the pixels that are needed."""
 
 _BYTES = {"WEBP": 16, "JPEG": 4, "PNG": 4, "BMP": 4}
 """Bytes of memory per pixel while an image is decoded, at most; test_pixels.py measures them."""

@@ -9,8 +9,8 @@ Classes that were taught have no adapter until they are consolidated. Then they 
 among them, whatever their tasks are.
 
 A class that gets further examples later keeps its column and its detector. Beside it there is a detector of all its
-further examples, which is made anew when it gets more, and an image is as far from the class as the nearer of both
-says. So what the class knew when it was learned stays known.
+further examples, which is made anew when it gets more, and the distance of an image from the class is the
+smaller one of both. So what the class knew when it was learned stays known.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Consolidated:
     labels: tuple[str, ...]
     """In the order of the adapter's columns."""
     digests: tuple[tuple[str, ...], ...]
-    """Of each class, the examples that the adapter was learned from and judged by."""
+    """Per class, the number of examples that the adapter was learned from and judged by."""
     adapter: Adapter
     weight: float
 
@@ -117,9 +117,9 @@ class PooledModel:
     classifier: PooledClassifier
     detectors: tuple[Detector, ...]
     adapters: tuple[Adapter, ...] = ()
-    """Of the first tasks; those that were taught later have none."""
+    """The adapters of the first tasks; tasks that were taught later have none."""
     weight: float = 0.0
-    """Of the adapters."""
+    """The weight of the adapters against the statistics."""
     extensions: tuple[tuple[NDArray[np.int64], Extension], ...] = ()
     """Columns of classes, and the detectors of their further examples."""
     consolidated: tuple[tuple[NDArray[np.int64], Consolidated], ...] = ()

@@ -25,7 +25,7 @@ PATIENCE = 10.0
 
 
 class ShelfError(Exception):
-    """Something that a shelf cannot do; the message says why."""
+    """A change of a shelf that is not possible; the message has the reason."""
 
 
 class Shelf:

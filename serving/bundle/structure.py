@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from serving.bundle.errors import ImageError
 
 MOST_SEGMENTS, BYTES_PER_SEGMENT = 4096, 2048
-"""A file may have this many segments, or one per so many bytes if that is more: encoders write chunks of 8 kB."""
+"""A file may have this many segments, or one per this many bytes if that is more: encoders write chunks of 8 kB."""
 MOST_FILL = 1024
 """Bytes between the segments of a JPEG file, which decoders skip one by one."""
 MOST_TABLES = 256 * 1024

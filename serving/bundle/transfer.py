@@ -36,7 +36,7 @@ Report = Callable[[str, int, int], None]
 
 
 class TransferError(Exception):
-    """A bundle cannot be sent or fetched; the message says why."""
+    """A bundle cannot be sent or fetched; the message has the reason."""
 
 
 class Moved(NamedTuple):

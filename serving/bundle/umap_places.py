@@ -30,7 +30,7 @@ FAILED, BUSY = 2, 3
 
 
 class UmapError(Exception):
-    """UMAP cannot be used; the message says why."""
+    """UMAP cannot be used; the message has the reason."""
 
 
 def installed() -> bool:

@@ -40,7 +40,7 @@ OUTPUTS = {
 }
 """The tensors of a response by name, each with one element per image, and their types."""
 JSON_LENGTH = "inference-header-content-length"
-"""The header that says where the JSON of a body ends and binary data begins."""
+"""The header with the position at which the JSON of a body ends and binary data begins."""
 PLATFORM = "openworld"
 
 Text = Annotated[str, StringConstraints(max_length=200)]

@@ -47,7 +47,7 @@ EXAMPLES: dict[type[RequestError], tuple[str, str, str]] = {
     errors.OutputError: ("the network failed on this image", "NaN or infinity", "finite numbers"),
     errors.ServerError: ("the server failed", "an error", "see its log"),
     errors.BusyError: ("too much to do", "1 more beside 128", "128 images at a time in this worker"),
-    errors.QuarantineAwayError: ("the quarantine is away", "database is locked", "the same request again"),
+    errors.QuarantineAwayError: ("the quarantine is unavailable", "database is locked", "the same request again"),
     errors.DeadlineError: ("the deadline passed", "no answer", "30 seconds from the request's head to its answer"),
 }
 """Problem, what was received, and what is allowed."""
@@ -91,7 +91,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     described = get_openapi(
         title="openworld",
         version=str(SCHEMA),
-        description="Classifies an image, or says that it belongs to no learned class.",
+        description="Classifies an image, or reports that it belongs to none of the learned classes.",
         routes=app.routes,
         separate_input_output_schemas=False,
     )

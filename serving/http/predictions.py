@@ -52,7 +52,7 @@ class PredictionQuery(ApiModel):
     store: bool = field("false: the quarantine does not keep the image, even if it is unknown", False, default=True)
 
     explain: Explain | SkipJsonSchema[None] = field(
-        "whether to say where in the image the evidence lies: as numbers (true), or also as an image (png)",
+        "whether to return where in the image the evidence lies: as numbers (true), or also as an image (png)",
         "true",
         default=None,
     )
@@ -237,7 +237,7 @@ router = APIRouter(responses=error_responses(*PREDICTION_ERRORS), route_class=Pr
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})
 async def predict(request: Request, query: Annotated[PredictionQuery, Query()]) -> Response:
-    """Classify an image, or say that it is unknown."""
+    """Classify an image, or report that it is unknown."""
     predictions: Predictions = request.app.state.predictions
     return Response(await predictions.one(request, query), media_type=JSON)
 

@@ -266,7 +266,7 @@ class DriftAlarm(ApiModel):
     task: int | None = field("the task whose images have changed; null: those of all tasks together", 2)
     change: str = field("what they have become: less familiar, more familiar, brighter or darker", "darker")
     at: str = field("when it was noticed", "2024-01-01T00:05:00.000Z")
-    since: str = field("when it began, as far as can be told", "2024-01-01T00:00:00.000Z")
+    since: str = field("when it began, estimated", "2024-01-01T00:00:00.000Z")
     images: int = field("images from then on until it was noticed", 84)
     before: int = field("images that they were compared with", 48210)
     examples: tuple[DriftExample, ...] = Field(description="images that differ most")
@@ -276,7 +276,7 @@ class DriftReport(ApiModel):
     """Whether the images that are answered are still like those before."""
 
     version: str = field("digest of the bundle that is served", "ef3557a7ea7e")
-    every: int = field("false alarms are at least so many images apart, on average", 10_000_000)
+    every: int = field("mean number of images between false alarms, at least", 10_000_000)
     unknown: UnknownShare
     tests: tuple[DriftTest, ...] = Field(description="over all tasks first, then each task")
     alarms: tuple[DriftAlarm, ...] = Field(description="changes that the living workers noticed, last first")
@@ -295,7 +295,7 @@ class ServerStatus(ApiModel):
     """What the workers serve, and how the last swap went."""
 
     version: str = field("version that all workers serve or are switching to", "ef3557a7ea7e")
-    previous: str | None = field("version that a rollback returns to, unless a shelf says otherwise", "859549a0961c")
+    previous: str | None = field("version that a rollback returns to, unless a shelf has another order", "859549a0961c")
     refused: str | None = field("why the last swap was refused, if it was", None)
     workers: tuple[WorkerStatus, ...] = Field(description="those that live, by process id")
 

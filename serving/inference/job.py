@@ -44,7 +44,7 @@ class Job:
     content: bytes | None = None
     image: Image | None = None
     work: int = 0
-    """Of decoding, in pixels, by the header of the image file."""
+    """The work of decoding, in pixels, estimated from the header of the image file."""
     large: bool = False
     """Whether decoding takes so much time and memory that only one such image is decoded at a time."""
     brightness: float = 0.0

@@ -19,7 +19,7 @@ ItemState = Literal["new", "named", "known", "junk", "learned"]
 
 
 class StoreError(Exception):
-    """The quarantine cannot do what was requested; the message says what and why."""
+    """The quarantine cannot do what was requested; the message has the reason."""
 
 
 class UnknownIdError(StoreError):

@@ -138,7 +138,7 @@ class Curriculum:
     done: tuple[Taught, ...]
     """What the first lessons have become in the bundle that was read; a change keeps those before it."""
     weight: float = 0.0
-    """Of the adapters of the run's tasks, if it has some."""
+    """The weight of the adapters of the run's tasks, if it has some."""
     consolidated: tuple[Consolidated, ...] = ()
     """The adapters of taught classes, as they were learned; see `adapted`."""
     classifier: PooledClassifier | None = None

@@ -45,17 +45,17 @@ MOST_PARTS = 1_000_000
 _ENTRY = b"PK\x01\x02"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError)
-"""What zipfile raises for a damaged, encrypted or hostile archive."""
+"""The errors that zipfile raises for a damaged, encrypted or hostile archive."""
 _NOT_IN_PATHS = '/\\:*?"<>|'
 _ESCAPED = re.compile("%(2F|5C|3A|2A|3F|22|3C|3E|7C|25|2E|20|5F)", re.IGNORECASE)
-"""What `folder_of` writes."""
+"""The characters that `folder_of` writes as URL escapes."""
 _UPLOADED = re.compile("^[0-9a-f]{8}-")
-"""What Label Studio puts before the name of an uploaded file."""
+"""The prefix that Label Studio puts before the name of an uploaded file."""
 _ALLOWED = "a zip archive of class folders or of Label Studio, or Label Studio's JSON"
 
 
 class Labelled(NamedTuple):
-    """A file of an import: `name` says where it was."""
+    """A file of an import; `name` is its place there."""
 
     name: str
     label: str

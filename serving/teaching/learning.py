@@ -135,7 +135,7 @@ class _State:
     memory: ChoiceMemory
     settings: PooledSettings
     rules: dict[str, TaskRule]
-    """By label, in the order of the columns."""
+    """Values by label, in the order of the columns."""
     earlier: list[EarlierTask]
     """What stays of every task."""
     further: dict[str, list[Vectors]]
@@ -199,7 +199,7 @@ class _Extended:
     solution: Solution
     ids: NDArray[np.int64]
     distances: NDArray[np.float64]
-    """Of each example from its own class, by statistics without the example's fold."""
+    """The distance of each example from its own class, by statistics without the example's fold."""
 
     @classmethod
     def of(cls, state: _State, rows: Vectors, ids: NDArray[np.int64], seed: int) -> _Extended:

@@ -1,4 +1,4 @@
-"""Learning what people have labelled: the lessons of the served bundle become what the labels in the store say.
+"""Learning what people have labelled: the lessons of the served bundle become those of the labels in the store.
 
 An example in the store counts as it is labelled there now. Examples of earlier lessons that the store no longer has
 stay as they were taught.
@@ -148,7 +148,7 @@ def with_labels(
 
 
 def withdrawn(taught: Mapping[str, str], labelled: Mapping[str, Example], store: Store) -> list[str]:
-    """Digests that were taught as something else than what the store says now."""
+    """Digests that were taught with another label than the store has now."""
     missing = [digest for digest in taught if digest not in labelled]
     present = {each.digest for each in store.with_digests(missing) if each.state != "learned"}
     relabelled = [digest for digest, label in taught.items() if digest in labelled and labelled[digest].label != label]

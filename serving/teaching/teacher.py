@@ -55,10 +55,10 @@ class PublishedVersion(NamedTuple):
 
 
 class ShelvedVersion(NamedTuple):
-    """A bundle on the shelf, without all that its manifest says: there may be many, with many lessons each."""
+    """A bundle on the shelf, without the rest of its manifest: there may be many, with many lessons each."""
 
     name: str
-    """Of its folder."""
+    """The name of its folder."""
     version: str
     created: str
     classes: int
@@ -256,7 +256,7 @@ class Teacher:
                 with contextlib.suppress(StoreError):
                     self.jobs.keep_alive(job.id)
             if code != 0:
-                self.jobs.fail(job.id, f"its process ended with code {code}; the log of the server says more")
+                self.jobs.fail(job.id, f"its process ended with code {code}, see the log of the server")
             elif (ended := self.jobs.get(job.id)).asks:
                 self._accept_asked(ended)
         except (errors.RequestError, StoreError) as error:

@@ -70,7 +70,7 @@ class LeftOutAnswers:
     evidence: TrialVectors
     columns: Ids
     names: tuple[str, ...]
-    """Of the columns: labels, where a class that is merged into another one has the label of that."""
+    """The label of each column; a class that is merged into another one has the other's label."""
 
     @classmethod
     def of(

@@ -67,7 +67,7 @@ class Display:
 
 
 def run(job_id: int, settings: Settings) -> int:
-    """Do one job. Exit code 1: it failed, and the store says why."""
+    """Do one job. Exit code 1: it failed, and the store has the reason."""
     from serving.quarantine.store import Store
 
     assert settings.quarantine_url is not None

@@ -1,6 +1,6 @@
 """Notices that the images of a stream are no longer like those before, per task and over all tasks.
 
-The null hypothesis is "nothing changes": the images that are answered with a task are exchangeable. It says nothing
+The null hypothesis is "nothing changes": the images that are answered with a task are exchangeable. It is not
 about how they compare with the images that the task was learned from, because a few hundred stored scores are too few
 for that: after a hundred thousand images, every task would differ from its own stored scores significantly. It also
 allows unknown images, as long as their share stays the same.
@@ -85,7 +85,7 @@ class Alarm(NamedTuple):
     at: float
     """When it was noticed, in seconds since 1970."""
     since: float
-    """When it began, as far as can be told."""
+    """The estimated beginning of the change."""
     images: int
     """Images from then on until it was noticed."""
     before: int
@@ -187,7 +187,7 @@ class DriftMonitor:
         self._recent.append((name, p_values, OddImage(request_id, label, *watched, now)))
         factors = [factor for p_value in p_values for factor in bets(p_value)]
         raised = None
-        # The task last: one change is one alarm, and that of a task says more.
+        # The task last: one change raises one alarm, and an alarm of a task is more specific than one of all tasks.
         for each in (ALL, name):
             test = self._tests[each]
             test.add(factors, now)

@@ -16,7 +16,7 @@ from training.data.reader import Read, Reader
 TEST_FOLDERS = ("test", "val", "validation")
 """Names of the folder of test images beside train/; the first that exists is used."""
 MANY = 1000
-"""Reading so many files takes long enough to announce it."""
+"""The number of files from which on reading is announced, because it takes a while."""
 NOWHERE = "a broken link, or not a file"
 
 log = logging.getLogger(__name__)

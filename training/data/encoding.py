@@ -46,7 +46,7 @@ class View(NamedTuple):
 
 
 PLAIN = View("plain", to_pixels)
-"""As a server sees the image."""
+"""The view without augmentation: the image as a server sees it."""
 
 
 class Encoded(NamedTuple):

@@ -19,7 +19,7 @@ CHUNK = 1024
 
 
 class DataError(Exception):
-    """Images that cannot be learned from; the message says which, and what is allowed."""
+    """Images that cannot be learned from; the message has their names, and what is allowed."""
 
 
 @dataclass(frozen=True)

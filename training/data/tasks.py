@@ -190,7 +190,7 @@ def task_split(source: Source, config: RunConfig, task: int) -> tuple[Images, Im
 
 
 def task_data(source: Source, config: RunConfig, task: int, device: torch.device) -> TaskData:
-    """The same, ready to be learned from."""
+    """The training and validation images of one task as tensors, ready to be learned from."""
     labels = config.tasks[task]
     train, validation = task_split(source, config, task)
     place = device if has_room(device, train.pixels.nbytes) else torch.device("cpu")

@@ -23,7 +23,7 @@ from training.data.images import Images
 from training.host.seeds import seed_from
 
 MARGIN = 1.25
-"""Augmented views are cut out of the photo at so many times the side of the trunk's images."""
+"""Augmented views are cut out of a photo whose side is this many times the side of the trunk's images."""
 TRIES = 10
 """Boxes that are drawn for a crop; if none of them fits into the image, the whole image is taken."""
 

@@ -56,7 +56,7 @@ def prepare(device: torch.device) -> torch.device:
 
 
 def has_room(device: torch.device, size: int) -> bool:
-    """Whether so many bytes of images fit on the device while it learns them."""
+    """Whether images of this many bytes fit on the device while it learns from them."""
     return device.type == "cpu" or size <= IMAGES_SHARE * torch.cuda.mem_get_info(device)[0]
 
 

@@ -93,7 +93,7 @@ class Share:
 
     @classmethod
     def of(cls, total: int) -> Share:
-        """As even as possible; empty if a batch has fewer rows than there are processes."""
+        """This process's share of a batch; shares are as even as possible, and empty if there are more processes than rows."""
         return cls(total * rank() // processes(), total * (rank() + 1) // processes(), total)
 
     @classmethod
@@ -105,11 +105,11 @@ class Share:
         return slice(self.start, self.stop)
 
     def times(self, copies: int) -> Share:
-        """The share of a batch in which every row is repeated so many times in place."""
+        """The share of a batch in which every row is repeated `times` times in place."""
         return Share(self.start * copies, self.stop * copies, self.total * copies)
 
     def rows_of_copies(self, copies: int, device: torch.device) -> Tensor:
-        """The indices of its rows if the whole batch is repeated so many times."""
+        """The indices of its rows if the whole batch is repeated `times` times."""
         starts = torch.arange(copies, device=device)[:, None] * self.total
         return (starts + torch.arange(self.start, self.stop, device=device)).flatten()
 

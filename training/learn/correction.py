@@ -19,7 +19,7 @@ STEPS, RATE, MOMENTUM = 160, 0.01, 0.8
 PER_TASK = 15
 """Images of each task in a step."""
 SEED = 0
-"""Of the first numbers, drawn from [0, 1) as in the authors' code, and of the images in each step."""
+"""The seed of the initial alpha and beta, drawn from [0, 1) as in the authors' code, and of the images in each step."""
 
 
 class Correction(NamedTuple):

@@ -26,7 +26,7 @@ AUTO = "auto"
 CANDIDATES = ("fused", "features", "shallow", "relative+energy", "mahalanobis", "max_logit", "paper")
 """The decisions that a run chooses from; the first of equals wins."""
 CONSTANT = 1e-5
-"""A score whose standard deviation over a task's own images is below this is constant but for rounding errors."""
+"""Below this standard deviation over a task's own images, a score is constant up to rounding errors."""
 WORTH_CHANGING = 1.0
 """Nats per task by which another decision must be better than the one that a run answers by."""
 

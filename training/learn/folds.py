@@ -7,7 +7,7 @@ from torch import Tensor
 
 FOLDS = 5
 ENOUGH_VALIDATION = 200
-"""With so many validation images, p-values rest on them alone."""
+"""With this many validation images or more, p-values are computed from them alone."""
 
 
 def folds_of(local_classes: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def class_names(root: Path) -> list[str]:
 def photo_files(root: Path) -> list[FileOriginal]:
     """The files in the class folders of a folder, as they will be read."""
     if not root.is_dir():
-        return []  # reading it says so
+        return []  # reading it raises the error
     taught = root / "train"
     tested = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     roots = [taught, *([tested] if tested else [])] if taught.is_dir() else [root]

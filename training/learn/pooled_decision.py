@@ -33,7 +33,7 @@ class PooledDecider:
     adapters: tuple[Adapter, ...] = ()
     """Every task's adapter, if they take part."""
     weight: float = 0.0
-    """Of the adapters."""
+    """The weight of the adapters against the statistics."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class PooledDecider:
         return replace(self, rule=rule, adapters=(), weight=0.0)
 
     def after(self, tasks: int) -> PooledModel:
-        """The model when so many tasks were learned."""
+        """The model after the first tasks were learned."""
         return PooledModel(self.classifiers[tasks - 1], self.detectors[:tasks], self.adapters[:tasks], self.weight)
 
     @property
@@ -62,7 +62,7 @@ class PooledDecider:
         return self.outputs_after(len(self.detectors), encoded)
 
     def outputs_after(self, tasks: int, encoded: Any) -> dict[str, NDArray[Any]]:
-        """The same when so many tasks were learned; only their classes have columns."""
+        """The outputs after the first tasks were learned; only their classes have columns."""
         return dict(self.after(tasks).outputs(np.asarray(encoded)))
 
     def parameters(self) -> ParameterCounts:

@@ -133,6 +133,6 @@ def task_images(source: Source, config: RunConfig, task: int) -> Images:
 
 
 def title(config: RunConfig, task: int) -> str:
-    """Such as "task 0 (cat, dog)"."""
+    """The name of a task in progress lines, such as "task 0 (cat, dog)"."""
     labels = config.tasks[task]
     return f"task {task} ({', '.join(labels[:4])}{', ...' if len(labels) > 4 else ''})"

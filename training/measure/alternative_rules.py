@@ -27,7 +27,7 @@ from training.measure.tpl import LikelihoodRatio, LikelihoodRatioOutputs
 from training.run import Run, RunError
 
 MOST_VALIDATION = 1000
-"""ODIN's settings are chosen on at most so many images."""
+"""The maximum number of images that ODIN's settings are chosen on."""
 TPL = "tpl"
 
 log = logging.getLogger(__name__)

@@ -130,7 +130,7 @@ class TaskRows(NamedTuple):
 
 
 def rows_of(images: Images, most: int) -> Array:
-    """Encoded vectors as they are; pixels in [0, 1], averaged until they are at most so many: [n, numbers]."""
+    """Encoded vectors as they are; pixels in [0, 1], averaged down to a maximum number per image: [n, numbers]."""
     content = images.pixels
     if images.encoded:
         return np.asarray(content, dtype=np.float32)

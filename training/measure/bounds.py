@@ -80,7 +80,8 @@ def check_bounds(evaluation: Evaluation) -> tuple[BoundCheck, ...]:
 
 
 def _nearest(measured: Floats, bound: Floats) -> tuple[Floats, Floats]:
-    """Of a bound for the detector of every task [n, T], the task nearest to its bound, or farthest beyond it."""
+    """Given a bound for the detector of every task [n, T]: the measured value and the bound of the task that is nearest
+    to its bound, or farthest beyond it."""
     bound = np.broadcast_to(bound, measured.shape)
     place = (measured - np.minimum(bound, VACUOUS)).argmax(axis=1)[:, None]
     nearest, its_bound = (np.take_along_axis(values, place, axis=1)[:, 0] for values in (measured, bound))

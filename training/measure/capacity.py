@@ -18,13 +18,13 @@ class LayerUsage:
     name: str
     size: int
     used: tuple[float, ...]
-    """By each task; for Sup this is the density of its mask."""
+    """The share that each task uses; for Sup this is the density of its mask."""
     first_used: tuple[float, ...]
-    """By each task as the first one; these and `free` add up to 1."""
+    """The share that each task was the first to use; these and `free` add up to 1."""
     shared: float
-    """By two or more tasks."""
+    """The share that two or more tasks use."""
     free: float
-    """By no task."""
+    """The share that no task uses."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from training.measure.evaluation import Evaluation
 from training.run import Readings, Run
 
 BY_P_VALUE = "p-values"
-"""Those of the decision that the run chose, extrapolated beyond 1 / n so that few tasks tie."""
+"""The p-values of the decision that the run chose, extrapolated beyond 1 / n so that few tasks tie."""
 
 
 class DecisionRow(NamedTuple):

@@ -57,7 +57,7 @@ class Confusion(NamedTuple):
     predicted: str
     images: int
     share: float
-    """Of the test images of the true class or task."""
+    """The share of the test images of the true class or task."""
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ class MemoryUse(TypedDict):
     """Bytes, and numbers of images at the size in which the run reads them."""
 
     detectors_bytes: int
-    """Of all tasks: what their unknown scores were fitted to, and measurements of their own images."""
+    """The memory of the detectors of all tasks: what the scores were fitted to, and measurements of own images."""
     training_images: int
     training_images_bytes: int
     buffer_images: int
-    """As many as --buffer stores by default; 0 if a run of this kind cannot store any."""
+    """The number of images that --buffer stores by default; 0 if a run of this kind cannot store any."""
     buffer_bytes: int
 
 

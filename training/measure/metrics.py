@@ -19,7 +19,7 @@ Matrix = list[list[float | None]]
 DecisionFunction = Callable[[Outputs, Rule], Verdicts]
 """From the outputs of a network to verdicts: the served rule, or another one to compare it with."""
 OutputsAfter = Callable[[int], tuple[Outputs, Outputs]]
-"""The outputs for known and unknown images when so many tasks were learned."""
+"""A function from a number of learned tasks to the outputs for known and unknown images at that time."""
 
 CALIBRATION_BINS = 15
 
@@ -31,7 +31,7 @@ class UnknownMetrics(TypedDict):
     aupr: float
     """Area under precision and recall, unknown positive: chance is the share of unknown images."""
     aupr_known: float
-    """The same with known positive: chance is the share of known images."""
+    """Area under precision and recall, known positive: chance is the share of known images."""
     fpr95: float
     oscr: float
     accepted_known: float
@@ -50,7 +50,7 @@ class Accuracies(TypedDict):
     """CIL accuracy that earlier tasks have lost since, beyond that: images taken for a class learned later."""
     accepted_known: float | None
     rejected_unknown: float | None
-    """Of the images of classes that the run never learned; None if there are none."""
+    """The share of the images of never-learned classes that are rejected; None if there are none."""
 
 
 class Stage(NamedTuple):

@@ -164,7 +164,7 @@ class TaskPredictor:
         return verdicts_of(logits, within, p_task, foreign, rule, self.memory)
 
     def logits(self, outputs: Outputs, rule: Rule) -> Array:
-        """The logits that decide, corrected as they were when so many tasks had been learned."""
+        """The logits that decide, corrected as they were when the tasks of the rule had been learned."""
         stage = len(rule.tasks) - 1
         chosen = outputs["logits_then"][:, :, stage] if "logits_then" in outputs else outputs["logits"]
         logits: Array = np.asarray(chosen, dtype=np.float64)
@@ -180,7 +180,7 @@ class TaskPredictor:
         return DetectorProbabilities.of(np.exp(order))
 
     def with_memory(self, outputs: Outputs, rule: Rule) -> TaskPredictor:
-        """The same, with the unknown scores of these validation outputs as memory."""
+        """This predictor with the unknown scores of these validation outputs as memory."""
         return replace(self, memory=np.sort(self(outputs, rule).unknown_score))
 
 

@@ -51,7 +51,7 @@ def losses(
     class_ids: Integers,
     task_of_class: Integers,
 ) -> Losses:
-    """Of a model with CIL = WP x TP: WP is [n, C] and sums to one within a task, TP is [n, T]."""
+    """The losses of a model with CIL = WP x TP: WP is [n, C] and sums to one within a task, TP is [n, T]."""
     tasks = task_of_class[class_ids]
     wp, tp = _nats(_of(p_within_task, class_ids)), _of(_task_nats(p_task), tasks)
     cil = _nats(_of(p_within_task * p_task[:, task_of_class], class_ids))

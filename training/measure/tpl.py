@@ -34,7 +34,7 @@ Array = NDArray[np.floating[Any]]
 
 NEIGHBOURS = 5
 TEMPERATURE = 0.05
-"""Of the softmax over the scores of the tasks."""
+"""The temperature of the softmax over the scores of the tasks."""
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ class LikelihoodRatio:
         return verdicts_of(logits, within, p_task, foreign, rule, self.memory)
 
     def with_memory(self, outputs: Outputs, rule: Rule) -> LikelihoodRatio:
-        """The same, with the unknown scores of these validation outputs as memory."""
+        """This rule with the unknown scores of these validation outputs as memory."""
         return replace(self, memory=np.sort(self(outputs, rule).unknown_score))

@@ -1,6 +1,6 @@
 """Is a run good? Each part of its answers is good, weak, or does not work, on test images.
 
-**Right answers (WP and TP).** Accuracy alone says little: 50 % is guessing with two tasks and remarkable with twenty.
+**Right answers (WP and TP).** Accuracy alone is no verdict: 50 % is guessing with two tasks and remarkable with twenty.
 So accuracy is put on a scale on which guessing is 0 and perfection 1: skill = (accuracy - guess) / (1 - guess). The
 guess is the best that is possible without looking at the image: always the most frequent task (TP), or the most
 frequent class of the given task (WP). Few test images prove little, so the lower end of a one-sided 95 % confidence

@@ -16,7 +16,7 @@ from training.config import system_title
 from training.show.whole_run import WholeRun
 
 QUIET_SECONDS = 60.0
-"""Without a terminal, progress is printed after so many seconds without output."""
+"""Without a terminal, progress is printed after this many seconds without output."""
 GRADE_STYLES = {"good": "green", "weak": "yellow", "not working": "bold red", "not measured": "dim"}
 CLOCK_TIME = "%H:%M:%S"
 """Lines of a log that is not a terminal begin with the time."""

@@ -20,7 +20,7 @@ from training.data.images import Images
 from training.measure.evaluation import Evaluation
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800")
-"""Of Okabe and Ito, which people with any colour vision can tell apart."""
+"""The palette of Okabe and Ito, which people with any colour vision can distinguish."""
 SHAPES = ("M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-6L5,0L0,6L-5,0z", "M-5,-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z")
 """Paths of unknown classes; learned classes are grey dots."""
 WIDTH, HEIGHT, EDGE = 900, 560, 30

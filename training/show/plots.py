@@ -56,7 +56,7 @@ STYLE: Any = {
 
 @contextmanager
 def _figure(draws: Sequence[Draw], width: float, height: float, columns: int = 0) -> Iterator[Figure]:
-    """The plots side by side, or in so many columns."""
+    """The plots side by side, or in the given number of columns."""
     columns = columns or len(draws)
     rows = -(-len(draws) // columns)
     with mpl.rc_context(STYLE):

@@ -36,7 +36,7 @@ _LEARN_AGAIN = "learn again with `openworld fit --out` and another folder"
 
 
 class RunError(Exception):
-    """A run directory that cannot be used; the message says why and what to do."""
+    """A run directory that cannot be used; the message has the reason and what to do."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Progress:
     corrections: tuple[tuple[Correction, ...], ...] = ()
     """In a run with a buffer: every task's correction, as fitted after each task."""
     adapter_seconds: float = 0.0
-    """Of `seconds`, those that the adapters of a run with a trunk took."""
+    """The part of `seconds` that the adapters of a run with a trunk took."""
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -220,7 +220,7 @@ def _check_format(path: Path, version: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write a file of a run, such as a full disk, into a RunError that says how to resume."""
+    """Turn a failure to write a file of a run, such as a full disk, into a RunError with the command that resumes."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -127,7 +127,7 @@ class MLflow:
 
 
 class WandB:
-    """One Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` uploads it."""
+    """One Weights & Biases run, offline in RUN/wandb unless WANDB_MODE has another value; `wandb sync` uploads it."""
 
     def __init__(self, folder: Path, config: RunConfig, epochs: Sequence[Epoch]) -> None:
         # No reports to its makers unless the user enables them; wandb reads this when it is imported.

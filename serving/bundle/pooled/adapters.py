@@ -1,6 +1,7 @@
 """A task's adapter: a few small layers on the encoded vector, learned when the task was and never changed again.
 
-Statistics that are pooled over all tasks say which task an image belongs to. Within its task, an adapter sharpens them:
+Statistics that are pooled over all tasks decide which task an image belongs to. Within a task, its adapter sharpens
+them:
 
     log p(c) = log p(task) + log normalised[p_pooled(c | task)^(1 - w) p_adapter(c | task)^w]
 

@@ -29,7 +29,7 @@ class Triangle:
 
     @classmethod
     def of(cls, matrix: Array) -> Triangle:
-        """Of A, [n, n]. Directions in which rounding has left nothing positive count as nearly 0."""
+        """The Cholesky factor of A [n, n]. Eigenvalues that rounding has made negative count as nearly 0."""
         try:
             return cls._decomposed(matrix)
         except np.linalg.LinAlgError:

@@ -15,7 +15,7 @@ Ids = NDArray[np.integer[Any]]
 
 SHRINKAGES = (0.2, 0.45, 0.75)
 RIDGES = tuple((expanded, ridge) for expanded in (False, True) for ridge in (0.02, 0.06, 0.2))
-"""Whether the expansion is used, and the penalty."""
+"""Pairs of settings of ridge regression: whether random features are added, and its penalty."""
 MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TEMPERATURES = np.geomspace(0.01, 1.0, 21)
 GRID = (len(SHRINKAGES), len(RIDGES), len(MIXES), len(TEMPERATURES))
@@ -28,7 +28,7 @@ Ridges = dict[tuple[bool, float], LeftOutRidge]
 def cross_entropies(images: LeftOut, discriminants: Discriminants, ridges: Ridges) -> NDArray[np.float64]:
     """The cross-entropy of every candidate [GRID], in nats, summed over the images that are left out fold by fold.
 
-    Probabilities tell more than the number of mistakes, of which there are few.
+    The number of mistakes would be a coarser measure: there are few.
     """
     nats = np.zeros(GRID)
     if len(images.statistics.class_ids) < 2:

@@ -24,7 +24,7 @@ Groups = NDArray[np.int64]
 NONE = -1
 MIN_SIZE = 6
 MOST = 2000
-"""At most so many vectors are grouped; of more, the latest are, and the others join their groups."""
+"""The maximum number of vectors that are grouped; of more, the latest are grouped, and the others join these groups."""
 CUT = 0.6
 """Where the tree is cut: from the mean distance within known classes (0) to that between them (1)."""
 USUAL_CUT = 0.85

@@ -169,7 +169,8 @@ class LeftOutDiscriminant:
         centred = self.vectors - centers
 
         def products(rows: Array) -> Array:
-            """Of rows [n, dim] with the class means relative to the center, each without its image: [n, classes]."""
+            """Inner products of rows [n, dim] with the class means relative to the center, each computed without the
+            row's own image: [n, classes]."""
             found: Array = rows @ self.means.T - (rows * centers).sum(axis=1)[:, None]
             found[every, columns] = (rows * own).sum(axis=1)
             return found
@@ -198,12 +199,13 @@ class LeftOutOutputs:
 
     @property
     def outputs(self) -> Array:
-        """Those of linear discriminant analysis, [r, classes]."""
+        """The outputs of linear discriminant analysis, [r, classes]."""
         outputs: Array = self.along - np.diag(self.between) / 2
         return outputs
 
     def distances(self, name: UnknownScore) -> Array:
-        """As `serving.bundle.pooled.solution.Solution.distances`, for "lda" and "relative"."""
+        """The distances of the images from the classes by the score "lda" or "relative", [r, classes]; see
+        `serving.bundle.pooled.solution.Solution.distances`."""
         if name == "lda":
             return -self.outputs
         inner = np.linalg.solve(np.diag(1 / self.shares) + self.between, self.along.T).T
@@ -222,7 +224,7 @@ class LeftOutRidge:
         triangle = ridge_triangle(statistics, ridge)
         self.images, self.statistics = images, statistics
         self.all = ridge_regression(statistics, triangle)
-        """With all images."""
+        """The regression on all images, none left out."""
         self.margin, self.outputs = self.all.margin, self.all.outputs(phi)
         self.vectors = triangle.halved(phi)
         """Rows whose inner products are H, [n, length]."""

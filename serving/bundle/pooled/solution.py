@@ -83,7 +83,7 @@ class Within:
 
     scatter: Matrix  # [dim, dim]
     freedom: int
-    """What the scatter matrix is divided by."""
+    """Degrees of freedom: the number that the scatter matrix is divided by."""
 
     @classmethod
     def of(cls, statistics: Statistics) -> Within:
@@ -132,7 +132,7 @@ def ridge_regression(statistics: Statistics, triangle: Triangle) -> RidgeRegress
 
 
 def ridge_triangle(statistics: Statistics, ridge: float) -> Triangle:
-    """Of sum phi phi' + l I, [length, length], where l is `ridge` times the mean squared length of phi."""
+    """The Cholesky factor of sum phi phi' + l I, [length, length], where l is `ridge` times the mean of |phi|^2."""
     matrix = statistics.gram.copy()
     matrix[np.diag_indices_from(matrix)] += ridge * max(float(np.trace(statistics.gram)) / statistics.images, 1e-12)
     return Triangle.of(matrix)
@@ -142,7 +142,7 @@ def mean_margin(outputs: Matrix) -> float:
     """By how much the mean of a class has a higher output for its class than for the others, on average.
 
     `outputs` are those of the class means, [classes, classes]. This is the unit in which the outputs of different
-    classifiers are mixed; 1 if there is nothing to tell apart.
+    classifiers are mixed; 1 if there is only one class.
     """
     classes = len(outputs)
     if classes < 2:

@@ -25,7 +25,7 @@ CANDIDATES: tuple[Names, ...] = (
 )
 """The sums that are compared; the first is taken if nothing can be measured, and the first among equals."""
 ALONE: Names = ("lda",)
-"""Of images that were not left out."""
+"""The scores that are used where all images are in the statistics, so that none is left out."""
 GROUPS = 5
 """The classes of a task are divided into this many groups, and one group at a time is left out."""
 LEAST_SPREAD = 1e-9

@@ -86,7 +86,7 @@ async def docs() -> Response:
 
 @router.get("/features")
 def features() -> Response:
-    """What the page may offer; whether teaching works in the end, /teach/status says to those who have the token."""
+    """The features that the page may offer. Whether teaching works is in /teach/status, which needs the token."""
     settings = Settings.from_environment()
     given = None not in (settings.admin_token, settings.quarantine_url, settings.bundles)
     return JSONResponse({"teach": given and settings.teach != "off"}, headers=FRESH)

@@ -32,7 +32,7 @@ class PlaceCache:
         self.labels = bundle.manifest.labels
         self._embedding: Embedding | None = bundle.embedding()
         self._coordinates: dict[int, Numbers | None] = {}
-        """Of every item along all directions, the two axes first; None for one that does not fit."""
+        """Item -> its coordinates along all directions, the two axes first; None if its features do not fit."""
         self._umap = UmapProcess()
 
     @property

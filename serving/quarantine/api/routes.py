@@ -296,7 +296,7 @@ def translated() -> Iterator[None]:
         raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="a whole image") from None
     except UnavailableError as error:
         allowed = "the same request again, in a while"
-        raise errors.QuarantineAwayError("the quarantine is away", got=str(error), allowed=allowed) from None
+        raise errors.QuarantineAwayError("the quarantine is unavailable", got=str(error), allowed=allowed) from None
     except StoreError as error:
         raise errors.ServerError("the quarantine failed", got=str(error), allowed="one that is whole") from error
 

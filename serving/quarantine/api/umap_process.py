@@ -51,9 +51,9 @@ class UmapProcess:
         if child.poll() is None:
             return False
         self._child = None
-        said = child.communicate()[1].decode(errors="replace").strip().splitlines()
+        output = child.communicate()[1].decode(errors="replace").strip().splitlines()
         if child.returncode not in (0, BUSY):
-            raise UmapError(f"UMAP failed: got {said[-1] if said else child.returncode}; allowed: pca")
+            raise UmapError(f"UMAP failed: got {output[-1] if output else child.returncode}; allowed: pca")
         return True
 
     def _start(self, points: Numbers, target: Path) -> None:

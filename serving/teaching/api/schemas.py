@@ -245,7 +245,7 @@ class RemoveBody(ApiModel):
 
 
 class FeedbackBody(ApiModel):
-    """What a person says about the answer for an image in the quarantine."""
+    """Feedback of a person on the answer for an image in the quarantine."""
 
     id: Id = field("number of the image", 17)
     right: bool = field("whether the best guess was right", False)

@@ -53,7 +53,7 @@ class JudgedAdapters:
     tp: NDArray[np.bool_]
     cil: NDArray[np.bool_]
     scales: Array
-    """By which the task's logits are calibrated, for the upright photo and for all rotations [2]."""
+    """The factors that calibrate the task's logits, for the upright photo and for all rotations [2]."""
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         bits = {name: getattr(self, name).astype(np.uint8) for name in ("wp", "tp", "cil")}
@@ -96,7 +96,7 @@ class Choice:
     images: int
     alone: Outcome
     with_adapters: Outcome
-    """Of `best`."""
+    """The outcome of `best`."""
 
 
 def judge(

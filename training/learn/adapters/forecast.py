@@ -18,7 +18,7 @@ from training.learn.adapters.views import AUGMENTED, MOST_PER_CLASS, MOST_PER_TA
 from training.learn.optimizers import make_optimizer
 
 CLASSES = 10
-"""Of the task on which epochs are measured."""
+"""The number of classes of the task on which epochs are timed."""
 STEPS, EPOCHS = 2, 3
 """Steps of each epoch that is measured, and how many epochs are."""
 

@@ -31,7 +31,7 @@ from training.store.history import HISTORY, Epoch
 from training.store.tracking import Tracking
 
 CHECKPOINT_SECONDS = 20.0
-"""An epoch takes less than a second, so a checkpoint is written only after so many seconds, and at the end of a phase.
+"""An epoch takes less than a second, so a checkpoint is written only after this many seconds and at the end of a phase.
 Every epoch has its own seed, so a resumed run repeats the epochs since then exactly."""
 
 Save = Callable[[Progress, torch.optim.Optimizer | None], None]

@@ -106,7 +106,7 @@ def learned_and_held_out(images: Images, own_validation: int, classes: int, conf
 
 
 def _at_most(places: Images, limit: int, seed: int) -> Index:
-    """At most so many places of each class, in ascending order."""
+    """The places of each class, in ascending order, up to a maximum number per class."""
     generator = np.random.default_rng(seed)
     labels = np.unique(places.labels)
     chosen = [generator.permutation(places.content[places.labels == label])[:limit] for label in labels]

@@ -15,7 +15,7 @@ async function update() {
     const [report, model] = await Promise.all([getJson("drift"), getJson("model")]);
     show(report, model);
   } catch (problem) {
-    // Without a key or a service there is nothing to show; the rest of the page says why.
+    // Without a key or a service there is nothing to show; the rest of the page shows the reason.
     element("drift").hidden = element("drift-notice").hidden = true;
     if (problem.status === 401) return;
   }

@@ -199,10 +199,10 @@ function title() {
   return shown.length ? "All of these were here already" : "Nothing was added";
 }
 
-const says = ({ known, label: name }) => (known ? quoted(name) : "unknown");
+const answered = ({ known, label: name }) => (known ? quoted(name) : "unknown");
 
 function about({ label: name, duplicate, answer }) {
-  return [quoted(name), duplicate && "was here already", `the model says ${says(answer)}`].filter(Boolean).join(" · ");
+  return [quoted(name), duplicate && "was here already", `the model's answer: ${answered(answer)}`].filter(Boolean).join(" · ");
 }
 
 const thumbs = new Map();
@@ -215,7 +215,7 @@ function thumb(entry, at) {
         "button",
         { type: "button", class: "thumb", "data-testid": "brought-thumb", "aria-label": about(entry), title: about(entry) },
         sharpen(make("img", { src: thumbnail(entry.id), alt: "", loading: "lazy" })),
-        make("span", { class: "tag", text: entry.duplicate ? "copy" : says(entry.answer) }),
+        make("span", { class: "tag", text: entry.duplicate ? "copy" : answered(entry.answer) }),
       ),
     );
   }

@@ -1,4 +1,4 @@
-// Builds a lesson's result: before and after, what the gate says, and the decision.
+// Builds a lesson's result: before and after, the result of the gate, and the decision.
 
 import { counted, images, listed, make, quoted } from "./elements.js";
 import { duration, sentence } from "./teach-jobs.js";

@@ -1,4 +1,4 @@
-// The state of teaching as the service last told it, for all parts of the page.
+// The state of teaching as the service last reported it, for all parts of the page.
 
 import * as api from "./teach-api.js";
 
