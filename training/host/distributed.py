@@ -93,7 +93,7 @@ class Share:
 
     @classmethod
     def of(cls, total: int) -> Share:
-        """This process's share of a batch; shares are as even as possible, and empty if there are more processes than rows."""
+        """The share of a batch that this process computes; empty if there are more processes than rows."""
         return cls(total * rank() // processes(), total * (rank() + 1) // processes(), total)
 
     @classmethod
