@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from models.suggest import unknown_name
-from training.options import GLOSSARY, run_command
+from serving.bundle.command_line import glossary
+from training.options import run_command
 
 USAGE = """\
 usage: openworld COMMAND ...    (openworld COMMAND --help explains its options; openworld --version)
@@ -51,7 +52,7 @@ SUBCOMMANDS = {
 def help_text() -> str:
     width = max(map(len, SUBCOMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in SUBCOMMANDS.items())
-    return f"{USAGE}\ncommands:\n{commands}\n\n{GLOSSARY}"
+    return f"{USAGE}\ncommands:\n{commands}\n\n{glossary()}"
 
 
 def version_text() -> str:

@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from serving.bundle.command_line import ServingParser
 from serving.bundle.terminal import escaped
 from serving.host import address
-from serving.host.command import ServingParser
 from serving.host.preflight import CANNOT_SERVE
 from serving.settings import Settings, SettingsError
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None, program: str = "openworld serve") -
         host = chosen.host or address.host(address.default_host(settings.api_key))
         address.check_free(host, chosen.port)
     except (SettingsError, address.ListenError, argparse.ArgumentTypeError) as error:
-        print(escaped(error), file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return CANNOT_SERVE
     # Without a timeout, a client that stops reading would keep the server from ending.
     timeout = f"--timeout-graceful-shutdown={math.ceil(settings.deadline) + GRACE}"

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from serving.bundle.command_line import ServingParser
 from serving.bundle.errors import BundleError, ProviderError
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS
 from serving.bundle.terminal import escaped
 from serving.errors import RequestError, UnreadableFileError
-from serving.host.command import ServingParser
 from serving.http.schemas import error_answer
 from serving.inference.answers import DEFAULT_TOP, PredictionOptions, answer_image
 from serving.settings import Settings, SettingsError
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "openworld predi
             model, task=options.task, alpha=options.alpha, top=options.top, explain=options.explain
         )
     except (SettingsError, BundleError, ProviderError, RequestError) as error:
-        print(escaped(error), file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return BAD_BUNDLE
     answered = [_print_answer(model, Path(path), wanted) for path in options.paths[1:]]
     return 0 if all(answered) else BAD_IMAGE
@@ -56,7 +56,7 @@ def _batch(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        print("--out needs the package pyarrow: pip install -e '.[batch]' in a checkout", file=sys.stderr)
+        print("error: --out needs the package pyarrow: pip install -e '.[batch]' in a checkout", file=sys.stderr)
         return BAD_BUNDLE
     *bundle, source = options.paths
     try:
@@ -76,7 +76,7 @@ def _batch(options: argparse.Namespace) -> int:
         )
         errors = run_batch(request, settings)
     except (BatchError, SettingsError, BundleError, ProviderError, RequestError) as error:
-        print(escaped(error), file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return BAD_BUNDLE
     except KeyboardInterrupt:
         print("\nstopped; the same command continues", file=sys.stderr)

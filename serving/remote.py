@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serving.bundle import transfer
+from serving.bundle.command_line import ServingParser
 from serving.bundle.directory import WriteError
 from serving.bundle.errors import BundleError
 from serving.bundle.terminal import escaped
-from serving.host.command import ServingParser
 
 URLS = """\
 URL is a folder, or what fsspec opens: hf://USER/REPOSITORY (extra huggingface), s3://, gs://, az:// and others.

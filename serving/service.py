@@ -72,7 +72,7 @@ class OpenWorld:
             if settings.swappable:
                 os.environ[variable("group")] = str(create_group(settings, bundle, bentoml_home()).folder)
         except (SettingsError, BundleError) as error:
-            print(escaped(error), file=sys.stderr)
+            print(f"error: {escaped(error)}", file=sys.stderr)
             sys.exit(CANNOT_SERVE)
         host = default_host(settings.api_key)
         if settings.api_key is None and not is_loopback(host):

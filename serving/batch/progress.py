@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TextIO
 
+from serving.bundle.terminal import duration
+
 TERMINAL_SECONDS, LOG_SECONDS = 0.2, 10.0
 """Between two updates: of one line on a terminal, and of a log."""
 RECENT = 60.0
@@ -63,14 +65,3 @@ class BatchProgress:
     def _write(self, line: str) -> None:
         self._output.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         self._output.flush()
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the units that people use: 4.2 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, smaller, size, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {smaller}"
-    return f"{whole} s"

@@ -25,3 +25,14 @@ def log_to_terminal(*, clock: str | None = None) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(EscapingFormatter("%(message)s" if clock is None else "%(asctime)s %(message)s", clock))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the units that people use: 4.2 s, 12 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, smaller, size, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{whole} s"

@@ -56,7 +56,8 @@ def check_in_child(bundle: Path) -> int:
     if code >= 0:
         return code
     reason = "; too little memory is the usual reason" if -code == signal.SIGKILL else ""
-    print(f"{escaped(bundle)}: killed by {signal.Signals(-code).name} while it was tested{reason}", file=sys.stderr)
+    name = signal.Signals(-code).name
+    print(f"error: {escaped(bundle)}: killed by {name} while it was tested{reason}", file=sys.stderr)
     return 128 - code
 
 
@@ -75,10 +76,10 @@ def check(settings: Settings, bundle: Path) -> int:
 
             Store(settings.quarantine_url, settings.quarantine_images).close()
     except (BundleError, ProviderError, StoreError) as error:
-        print(escaped(error), file=sys.stderr)
+        print(f"error: {escaped(error)}", file=sys.stderr)
         return CANNOT_SERVE
     except MemoryError:
-        print(f"{escaped(bundle)}: too little memory to load it", file=sys.stderr)
+        print(f"error: {escaped(bundle)}: too little memory to load it", file=sys.stderr)
         return CANNOT_SERVE
     return 0
 

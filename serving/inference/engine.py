@@ -79,6 +79,7 @@ class Engine:
     def start(self) -> None:
         """Set the gauges of this worker, and follow swaps."""
         metrics.forget_dead_workers()
+        metrics.WORKER.set(1)
         metrics.LIMIT.set(self.settings.queue)
         _gauge(self.loaded).set(1)
         if self._follower is not None and self.swaps is not None:

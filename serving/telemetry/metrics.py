@@ -5,15 +5,12 @@ Labels come from closed sets (routes, error codes, the model's classes), so that
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import REGISTRY, Collector
 
@@ -26,7 +23,7 @@ SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 SHARES = (0.0001, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-MODEL_INFO = "openworld_model_info"
+MODEL_INFO, WORKER_NAME = "openworld_model_info", "openworld_worker"
 
 REQUESTS = Counter("openworld_requests", "Requests by endpoint and status", ["endpoint", "status"])
 LATENCY = Histogram(
@@ -63,6 +60,8 @@ DRIFT_SINCE = Gauge(
     multiprocess_mode="livemostrecent",
 )
 SWAPS = Counter("openworld_swaps", "Bundles offered to all workers while they served, by outcome", ["outcome"])
+WORKER = Gauge(WORKER_NAME, "1 for each worker, by its process id", multiprocess_mode="liveall")
+"""Not shown: it names the processes that have written metrics, so that those of killed workers can be found."""
 MODEL = Gauge(
     MODEL_INFO,
     "The served model and its execution provider",
@@ -122,7 +121,9 @@ class _AllWorkers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         total: dict[str, float] = {}
-        for family in self._workers.collect():
+        for family in _without_killed(self._workers):
+            if family.name == WORKER_NAME:
+                continue
             total[family.name] = sum(sample.value for sample in family.samples)
             if family.name == MODEL_INFO:
                 # A series cannot be removed from the workers' files; models that are no longer served have the value 0.
@@ -144,8 +145,6 @@ class _AllWorkers(Collector):
 
 def exposition() -> bytes:
     """The metrics in the text format of Prometheus."""
-    # If a dead worker is not replaced, no other worker removes its gauges.
-    forget_dead_workers()
     registry = CollectorRegistry()
     workers = MultiProcessCollector(None) if FOLDER_VARIABLE in os.environ else REGISTRY
     registry.register(_AllWorkers(workers))
@@ -154,12 +153,26 @@ def exposition() -> bytes:
 
 def forget_dead_workers() -> None:
     """Remove the gauges of killed workers, which could not do so themselves."""
-    if folder := os.environ.get(FOLDER_VARIABLE):
-        for file in Path(folder).glob("gauge_live*.db"):
-            # Another worker may be doing the same, and other files may have such names.
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                if not alive(pid := int(file.stem.rpartition("_")[2])):
-                    mark_process_dead(pid, folder)
+    if FOLDER_VARIABLE in os.environ:
+        for pid in _killed(MultiProcessCollector(None).collect()):
+            mark_process_dead(pid)
+
+
+def _without_killed(workers: Collector) -> list[Metric]:
+    """The metrics of the living workers. If a killed worker is not replaced, no other one removes its gauges."""
+    families = list(workers.collect())
+    if not (killed := _killed(families)):
+        return families
+    for pid in killed:
+        mark_process_dead(pid)
+    return list(workers.collect())
+
+
+def _killed(families: Iterable[Metric]) -> list[int]:
+    """The processes that have written metrics and do not live any more."""
+    found = [sample for family in families if family.name == WORKER_NAME for sample in family.samples]
+    pids = [int(sample.labels["pid"]) for sample in found if "pid" in sample.labels]
+    return [pid for pid in pids if not alive(pid)]
 
 
 def alive(pid: int) -> bool:

@@ -8,7 +8,8 @@ import re
 import resource
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.helpers_serving import ROOT
 from training.evaluate import main as evaluate
 from training.fit import make_parser
 from training.measure.task_prediction import DEFINITIONS
-from training.options import TP_RULES
+from training.options import EXTRAS, TP_RULES, install_command
 from training.presets import PRESETS
 from training.store.tracking import TRACKERS
 
@@ -75,8 +76,22 @@ def test_without_torch_a_command_says_in_one_line_how_to_install_it(command: lis
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", WITHOUT_TORCH, *command]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    hint = "error: this command needs the package torch: pip install -e '.[train,client]' in a checkout\n"
+    hint = "error: this command needs the package torch: pip install -e '.[train]' in a checkout\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", hint)
+
+
+def test_a_missing_package_is_installed_with_the_extra_that_lists_it() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = packages_distributions()
+    for extra, modules in EXTRAS.items():
+        wanted = {re.split(r"[^\w.-]", name)[0].lower().replace("_", "-") for name in listed[extra]}
+        for module in modules:
+            found = {name.lower().replace("_", "-") for name in installed.get(module, [])}
+            assert found & wanted or module not in installed, (extra, module)
+            assert install_command(module) == f"pip install -e '.[{extra}]'"
+    assert {*listed} - {*EXTRAS} == {"dev", "bench"}
+    assert install_command("pyarrow") == "pip install -e '.[batch]'"
+    assert install_command("fastapi") == "pip install -e ."
 
 
 @pytest.mark.parametrize("name", ["serve", "predict"])

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from serving.telemetry.metrics import exposition
-from tests.helpers_serving import COLOURS, GREY, Server, eventually, http_get, http_post, image_bytes, metric, serving
+from tests.helpers_serving import (
+    COLOURS,
+    GREY,
+    ROOT,
+    Server,
+    eventually,
+    http_get,
+    http_post,
+    image_bytes,
+    metric,
+    serving,
+)
 
 pytestmark = pytest.mark.long
 
@@ -128,16 +140,31 @@ def test_a_worker_logs_json(pair: Server) -> None:
         eventually(lambda: len(messages()) == 2)
 
 
-def test_a_dead_worker_is_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_dead_worker_is_not_counted(tmp_path: Path) -> None:
     """Even if no new worker replaces it and cleans up its files."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    for pid, depth in ((gone.pid, 7.0), (os.getpid(), 2.0)):
-        written = MmapedDict(str(tmp_path / f"gauge_livesum_{pid}.db"))
-        written.write_value(mmap_key("openworld_queue_depth", "openworld_queue_depth", [], [], "depth"), depth, 0.0)
-        written.close()
-    assert b"openworld_queue_depth 2.0" in exposition()
+    worker = """
+import os, signal, sys
+from serving.telemetry import metrics
+metrics.WORKER.set(1)
+metrics.DEPTH.set(float(sys.argv[1]))
+metrics.SWAPS.labels("published").inc()
+print(metrics.exposition().decode())
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+
+    def killed(depth: int) -> str:
+        command = [sys.executable, "-c", worker, str(depth)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return done.stdout
+
+    assert "openworld_queue_depth 7.0" in killed(7)
+    second = killed(2)
+    assert "openworld_queue_depth 2.0" in second
+    assert 'openworld_swaps_total{outcome="published"} 2.0' in second, "what a killed worker has counted stays"
+    assert "openworld_worker" not in second
 
 
 def test_without_workers_the_page_still_works() -> None:

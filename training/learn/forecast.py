@@ -11,6 +11,7 @@ import numpy as np
 
 from serving.bundle.pooled.learning import SOLVES, projection_for
 from serving.bundle.providers import CPU
+from serving.bundle.terminal import duration
 from training.config import Preset
 from training.data.class_folders import TEST_FOLDERS, entries, subfolders
 from training.data.encoder import Encoder
@@ -71,9 +72,10 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expec
         f"statistics of {of_tasks} are computed"
     )
     reporter.print(
-        f"expected: {duration(sum(phases.values()))} in total ({duration(phases['encoding'])} to encode, "
-        f"{_of_adapters(adapters)}{duration(per_task)} per task), {(BASE_MEMORY + COPIES * matrix) / 1e9:.1f} GB of "
-        f"memory, {4 * encoder.spec.dim * vectors / 1e6:.0f} MB for vectors in {encoder.folder}, "
+        f"expected: about {duration(sum(phases.values()))} in total (about {duration(phases['encoding'])} to encode, "
+        f"{_of_adapters(adapters)}about {duration(per_task)} per task), "
+        f"{(BASE_MEMORY + COPIES * matrix) / 1e9:.1f} GB of memory, "
+        f"{4 * encoder.spec.dim * vectors / 1e6:.0f} MB for vectors in {encoder.folder}, "
         f"{matrix / 1e6:.0f} MB for the run"
     )
     for note in encoder.trunk.notes:
@@ -90,8 +92,8 @@ def _steps(adapters: AdapterForecast | None) -> str:
 def _of_adapters(adapters: AdapterForecast | None) -> str:
     if adapters is None:
         return ""
-    learning = duration(adapters.seconds - adapters.encoding)
-    return f"{duration(adapters.encoding)} for more views and {learning} to learn adapters, which --quick saves, "
+    encoding, learning = duration(adapters.encoding), duration(adapters.seconds - adapters.encoding)
+    return f"about {encoding} for more views and about {learning} to learn adapters, which --quick saves, "
 
 
 def taught_share(root: Path) -> float:
@@ -101,11 +103,6 @@ def taught_share(root: Path) -> float:
         return 1 - TEST_SHARE
     every, own = len(photo_files(root)), sum(len(entries(folder)) for folder in subfolders(taught))
     return own / max(every, 1)
-
-
-def duration(seconds: float) -> str:
-    """Such as "about 40 s" or "about 3 min"."""
-    return f"about {max(seconds, 1):.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
 
 
 def seconds_to_solve(rows: int) -> float:

@@ -24,11 +24,12 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from serving.batch.errors import BatchError  # noqa: E402
 from serving.batch.plan import BatchPlan, WorkFolder, batch_size  # noqa: E402
-from serving.batch.progress import BatchProgress, duration  # noqa: E402
+from serving.batch.progress import BatchProgress  # noqa: E402
 from serving.batch.run import BatchRequest, make_batch_plan, run_batch  # noqa: E402
 from serving.batch.sources import Chunk, find  # noqa: E402
 from serving.batch.workers import _Work  # noqa: E402
 from serving.bundle.model import BundleModel  # noqa: E402
+from serving.bundle.terminal import duration  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
 from serving.predict import main  # noqa: E402
 from serving.settings import Settings  # noqa: E402

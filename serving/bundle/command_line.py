@@ -1,0 +1,43 @@
+"""What all commands share on the command line: one-line usage errors, and a glossary at the end of the help."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+TERMS = {
+    "task": "a few classes that are learned together; tasks are learned one after another",
+    "WP, TP": "within-task prediction (the class, given the task); task prediction (which task)",
+    "CIL, TIL": "accuracy if no task is given (class-incremental, WP x TP); if the task is given (task-incremental)",
+    "+c": "the paper's correction: one scale and one shift per task, fitted on a few stored images (--buffer)",
+    "unknown": "an image of no learned class",
+    "alpha": "the share of known images that may be called unknown",
+    "run": "the directory that training writes; it is exported to a bundle, which servers load",
+    "bundle": "the directory that `openworld export` writes: the graphs and all else that an answer needs",
+    "shelf": "a folder of bundles with a link `current`, which servers watch",
+    "quarantine": "the database in which servers keep the images that they called unknown",
+}
+OF_SERVING = ("task", "unknown", "alpha", "bundle", "shelf", "quarantine")
+
+
+def glossary(*names: str) -> str:
+    """The terms that these names have, or all terms."""
+    return "".join(["terms:\n", *(f"  {name:<11} {TERMS[name]}\n" for name in names or TERMS)])
+
+
+class GlossaryParser(argparse.ArgumentParser):
+    """Usage errors are one line, and the help ends with a glossary."""
+
+    def __init__(self, command: str, description: str, terms: str, note: str = "") -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=command, description=description, epilog=note + terms, formatter_class=formatter)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+class ServingParser(GlossaryParser):
+    """The parser of commands of a server, with the terms that they need."""
+
+    def __init__(self, command: str, description: str, note: str = "") -> None:
+        super().__init__(command, description, glossary(*OF_SERVING), note)
