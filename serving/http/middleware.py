@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Iterator
 
@@ -63,10 +64,11 @@ class RequestMiddleware:
             return
         started = time.perf_counter()
         context = RequestContext.attach(scope)
-        response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context)
+        body = _RequestBody(scope, receive, self._deadline)
+        response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context, body)
         try:
             self._check(scope, context)
-            bounded = receive if reads_own_body(scope["path"]) else _bounded(receive, self._deadline)
+            bounded = body.receive if reads_own_body(scope["path"]) else _bounded(body.receive, self._deadline)
             # A GET route answers HEAD, too; the body is left out.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(inner, bounded, response.send)
@@ -105,12 +107,48 @@ class RequestMiddleware:
             self._log.write(context.request_id, scope["method"], path, status, seconds, context.error_code)
 
 
-class _ResponseSender:
-    """Adds the headers that every response has, and remembers the status."""
+class _RequestBody:
+    """Notes whether the body of a request was received to its end, and can discard the rest until the deadline."""
 
-    def __init__(self, scope: Scope, send: Send, more: list[tuple[bytes, bytes]], context: RequestContext) -> None:
+    def __init__(self, scope: Scope, receive: Receive, seconds: float) -> None:
+        headers = dict(scope["headers"])
+        self.complete = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+        self._receive = receive
+        self._until = asyncio.get_running_loop().time() + seconds
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        # Both the last piece and the end of the connection.
+        self.complete = self.complete or not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._until):
+                while not self.complete:
+                    await self.receive()
+
+
+class _ResponseSender:
+    """Adds the headers that every response has, and remembers the status.
+
+    If a request is answered before its body has ended, such as one that is too large, the connection is closed after
+    the response. It stays open until the body has ended or the deadline has passed: a client that meets a closed
+    connection while it sends may lose the response.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        more: list[tuple[bytes, bytes]],
+        context: RequestContext,
+        body: _RequestBody,
+    ) -> None:
         self.status = 500
         self.started = False
+        self._closes = False
+        self._body = body
         self._bodyless = scope["method"] == "HEAD"
         self._send = send
         prediction = scope["path"].startswith(KEY_PATHS)
@@ -120,9 +158,15 @@ class _ResponseSender:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
-            message["headers"] = [*message["headers"], *self._headers]
+            self._closes = not self._body.complete
+            close = [(b"connection", b"close")] if self._closes else []
+            message["headers"] = [*message["headers"], *self._headers, *close]
         elif self._bodyless and message["type"] == "http.response.body":
             message["body"] = b""
+        if self._closes and message["type"] == "http.response.body" and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._body.discard()
+            message = {"type": "http.response.body"}
         await self._send(message)
 
 
@@ -144,7 +188,7 @@ def _check_parameters(query: bytes) -> None:
 
 
 def _bounded(receive: Receive, seconds: float) -> Receive:
-    """Receive a body of a bounded number of bytes and JSON values, within so many seconds from now."""
+    """Receive a body of a bounded number of bytes and JSON values, within a number of seconds from now."""
     size = parts = 0
     until = asyncio.get_running_loop().time() + seconds
     complete = False

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
+import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -180,3 +185,61 @@ def test_a_body_that_trickles_in_meets_the_deadline() -> None:
     error = ErrorAnswer.model_validate_json(sent[1]["body"]).error
     assert error.code == "deadline_exceeded"
     assert error.allowed == "0.2 seconds from the request's head to the end of its body"
+
+
+DEADLINE = 1.0
+UPLOAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """The port of a server that refuses every upload of text before its body has arrived, in a thread."""
+    settings = Settings(deadline=DEADLINE, access_log=False, api_key="k" * 16)
+    app = make_app(settings, lambda: None, PlainTextResponse(""))  # type: ignore[arg-type, return-value]
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join(PATIENCE)
+
+
+def head_of_reply(connection: socket.socket) -> bytes:
+    reply = b""
+    while b'"request_id"' not in reply:
+        reply += connection.recv(65536)
+    assert b"connection: close\r\n" in reply
+    return reply.partition(b"\r\n")[0]
+
+
+def send_until(connection: socket.socket, end: float) -> None:
+    while time.monotonic() < end:
+        connection.sendall(b"x" * 1000)
+        time.sleep(0.01)
+
+
+def test_an_upload_that_continues_after_it_was_refused_ends_with_the_deadline(refusing: int) -> None:
+    with socket.create_connection(("127.0.0.1", refusing), timeout=PATIENCE) as connection:
+        connection.sendall(UPLOAD % 10**12)
+        assert head_of_reply(connection) == b"HTTP/1.1 401 Unauthorized"
+        started = time.monotonic()
+        with pytest.raises(ConnectionError):
+            send_until(connection, started + PATIENCE)
+    assert DEADLINE / 2 < time.monotonic() - started < PATIENCE
+
+
+def test_a_client_that_sends_its_whole_upload_first_still_reads_why_it_was_refused(refusing: int) -> None:
+    """More than fits into the buffers of the connection, so the server has to receive it."""
+    body = b"x" * 20_000_000
+    with socket.create_connection(("127.0.0.1", refusing), timeout=PATIENCE) as connection:
+        connection.sendall(UPLOAD % len(body) + body)
+        assert head_of_reply(connection) == b"HTTP/1.1 401 Unauthorized"
+        assert connection.recv(1) == b"", "the connection is closed as soon as the body has ended"
+
+
+def test_a_request_whose_body_was_read_keeps_its_connection(refusing: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{refusing}", timeout=PATIENCE) as client:
+        for _ in range(2):
+            assert "connection" not in client.get("/livez").headers
+            assert client.post("/predict", content=b"x").headers["connection"] == "close"
