@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ from tests.helpers import (
     use_tiny_preset,
 )
 from training import fit
+from training.evaluate import main as evaluate
 from training.learn.decisions import make_decider, offered_decisions
 from training.learn.head import fit_ranges
 from training.learn.optimizers import Lars
@@ -220,6 +222,28 @@ def test_a_mask_mechanism_is_added(optimizer: str, cook: Cook, tmp_path: Path) -
     assert 0.5 <= used < (capacity_used(network) or 0) < 1
     assert capacity(network).whole.used == pytest.approx((0.5, 0.75), abs=0.01)
     assert count_parameters(network)["shared"] > 0
+
+
+def test_an_added_mechanism_and_an_added_score_go_through_the_commands(
+    cook: Cook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the document promises: `--method pack`, `--decision cosine`."""
+    use_tiny_preset(monkeypatch)
+    run, bundle = str(tmp_path / "run"), tmp_path / "bundle"
+    command = ["--method", "pack", "--tasks", "zero,one; two,three", "--out", run]
+    assert fit.main(command) == 2
+    assert "method is 'pack'; allowed: hat, sup" in capsys.readouterr().err
+    cook.follow(MECHANISMS, "pack")
+    cook.follow(SCORES, "cosine")
+    assert fit.main(command) == 0
+    capsys.readouterr()
+    assert evaluate([run, "--decision", "cosine", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert 0 <= measured["cil_accuracy"] <= 1
+    assert export([run, "--out", str(bundle), "--decision", "cosine", "--force"]) == 0
+    model = BundleModel.load(bundle, provider="cpu")
+    assert (model.manifest.method, model.manifest.decision) == ("pack", "cosine")
+    model.self_test()
 
 
 # ---- registries
