@@ -34,23 +34,11 @@ from serving.bundle.directory import WriteError, check_target, fresh_directory, 
 from serving.bundle.embedding import Embedding, some_of_each
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import EMBEDDING, MANIFEST, detector_name, part_name, trunk_name
-from serving.bundle.manifest import (
-    Bundle,
-    Calibration,
-    Cascade,
-    FileInfo,
-    Golden,
-    Manifest,
-    Origin,
-    TaskInfo,
-    TrunkInfo,
-    describe_file,
-    load_bundle,
-    seal,
-)
+from serving.bundle.manifest import Bundle, Golden, Manifest, describe_file, load_bundle, seal
 from serving.bundle.model import BundleModel
 from serving.bundle.old_classes import MAX_LOSS
 from serving.bundle.precisions import PRECISIONS, TRUNK_PRECISIONS
+from serving.bundle.sections import Calibration, Cascade, FileInfo, Origin, TaskInfo, TrunkInfo
 from serving.bundle.shelf import Shelf, ShelfError
 from training.data.quarantined import Address
 from training.learn.decisions import AUTO

@@ -19,7 +19,7 @@ from models.detectors.score import Features
 from models.masks.hat import UnitMask
 from models.masks.task_norm import TaskNorm
 from models.network import Network
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training import fit
 from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
 from training.data.datasets import SOURCES

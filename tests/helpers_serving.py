@@ -29,21 +29,10 @@ from pydantic import ValidationError
 
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
 from serving.bundle.layout import MANIFEST, graph_name
-from serving.bundle.manifest import (
-    INPUT_NAME,
-    Calibration,
-    Cascade,
-    FileInfo,
-    Golden,
-    ImageSpec,
-    Manifest,
-    TaskInfo,
-    fingerprint,
-    seal,
-    sha256,
-)
+from serving.bundle.manifest import INPUT_NAME, Golden, Manifest, fingerprint, seal, sha256
 from serving.bundle.model import BundleModel
 from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
+from serving.bundle.sections import Calibration, Cascade, FileInfo, ImageSpec, TaskInfo
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -16,24 +16,14 @@ from PIL import Image
 from serving.bundle.decision import OUTPUT_NAMES, Rule, complete
 from serving.bundle.layout import POOLED, STATISTICS, TRUNK, detector_name
 from serving.bundle.lessons import Teachable, archive
-from serving.bundle.manifest import (
-    Cascade,
-    FileInfo,
-    Golden,
-    Graph,
-    ImageSpec,
-    Manifest,
-    TaskInfo,
-    TrunkInfo,
-    seal,
-    sha256,
-)
+from serving.bundle.manifest import Golden, Graph, Manifest, seal, sha256
 from serving.bundle.model import ENCODED, INPUT_NAME
 from serving.bundle.pixels import open_image, to_pixels
 from serving.bundle.pooled import ChoiceMemory, Statistics, learn_task, projection_for
 from serving.bundle.pooled.factors import ClassFactors
 from serving.bundle.pooled_model import PooledModel
 from serving.bundle.run_verdict import not_measured
+from serving.bundle.sections import Cascade, FileInfo, ImageSpec, TaskInfo, TrunkInfo
 from serving.bundle.session import open_session
 
 SIDE, DIM = 16, 64

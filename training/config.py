@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from models.config import NetworkConfig
 from models.trunks.trunk import TrunkSpec
 from serving.bundle.labels import check_labels
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 
 VECTOR = (1, 1)
 """Height and width of the vectors that a trunk encodes images to; they have a channel per number."""

@@ -8,7 +8,7 @@ from models.backbones import BACKBONES
 from models.config import NetworkConfig
 from models.masks import MECHANISMS
 from models.suggest import unknown_name
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training.config import Augmentation, FeatureLearning, HeadLearning, Preset
 from training.options import LOSSES
 

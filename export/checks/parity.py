@@ -13,7 +13,7 @@ from export.graph.evidence import Evidence
 from export.graph.notes import note
 from models.network import Network
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Outputs, Rule, Verdicts, complete, decide
-from serving.bundle.manifest import Cascade, ImageSpec
+from serving.bundle.sections import Cascade, ImageSpec
 from training.data.tasks import to_device, to_unit
 from training.learn.decisions import Decider
 

@@ -21,7 +21,8 @@ from export.graph.writer import Branch, GraphWriter
 from models.config import ROTATIONS
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule
 from serving.bundle.layout import graph_name
-from serving.bundle.manifest import INPUT_NAME, ImageSpec
+from serving.bundle.manifest import INPUT_NAME
+from serving.bundle.sections import ImageSpec
 
 LAST = int(np.iinfo(np.int64).min)
 """The end of a slice that runs backwards over a whole axis."""

@@ -19,7 +19,7 @@ from models.config import ROTATIONS
 from models.detectors.detector import mean_over_rotations
 from models.network import Network
 from serving.bundle.decision import NETWORK_NAMES, Outputs, Verdicts, complete, judge
-from serving.bundle.manifest import Cascade
+from serving.bundle.sections import Cascade
 from training.data.tasks import to_device
 from training.learn.decisions import Decider
 from training.learn.measurements import rotated_measurements

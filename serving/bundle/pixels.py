@@ -24,8 +24,8 @@ from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import get_sampling
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.png_limits import check_unpacked, png_file
+from serving.bundle.sections import ImageSpec
 from serving.bundle.structure import Structure, examine
 
 _SIGNATURES = {

@@ -22,7 +22,8 @@ from serving.bundle.directory import WriteError, check_target, fresh_directory, 
 from serving.bundle.errors import BundleError
 from serving.bundle.files import MOST_BYTES, MOST_MANIFEST
 from serving.bundle.layout import CARD, MANIFEST
-from serving.bundle.manifest import FileInfo, Manifest, describe_file, load_bundle, parse_manifest
+from serving.bundle.manifest import Manifest, describe_file, load_bundle, parse_manifest
+from serving.bundle.sections import FileInfo
 
 CURRENT = "current"
 HUB, HUB_CARD = "hf", "README.md"

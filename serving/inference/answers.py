@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.decision import Verdicts, threshold
+from serving.bundle.decision import Verdicts
 from serving.bundle.errors import ImageError
 from serving.bundle.explanation import heat_map
 from serving.bundle.manifest import Manifest
 from serving.bundle.model import BundleModel
+from serving.bundle.own_scores import threshold
 from serving.bundle.pixels import open_image, to_pixels
 from serving.errors import ParameterError, refused_image
 from serving.http.schemas import SCHEMA, UNKNOWN, Answer, Explain, ModelDescription

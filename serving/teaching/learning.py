@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.decision import OwnScores, Rule, TaskRule
+from serving.bundle.decision import Rule, TaskRule
 from serving.bundle.lessons import TaughtLesson, joined
+from serving.bundle.own_scores import OwnScores
 from serving.bundle.pooled import (
     ChoiceMemory,
     Detector,

@@ -35,21 +35,11 @@ from serving.bundle.layout import (
     lesson_name,
 )
 from serving.bundle.lessons import archive
-from serving.bundle.manifest import (
-    Bundle,
-    ConsolidatedInfo,
-    FileInfo,
-    Golden,
-    LessonInfo,
-    Manifest,
-    TaskInfo,
-    load_bundle,
-    seal,
-    sha256,
-)
+from serving.bundle.manifest import Bundle, Golden, Manifest, load_bundle, seal, sha256
 from serving.bundle.model import BundleModel
 from serving.bundle.pooled_model import weight_arrays
 from serving.bundle.run_verdict import TaughtVerdict
+from serving.bundle.sections import ConsolidatedInfo, FileInfo, LessonInfo, TaskInfo
 from serving.teaching.curriculum import Task
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import Knowledge

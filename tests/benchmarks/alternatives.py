@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from tests.benchmarks.avalanche_learners import CLASSES, LEARNERS, OPTIMIZERS, AvalancheLearner, Digits, tasks_of
 from tests.benchmarks.photo_learners import Figures, auroc, table
 from training.data.datasets import load_source

@@ -16,8 +16,8 @@ from PIL import Image
 
 from models.trunks import DEFAULT_TRUNK
 from models.trunks.trunk import open_trunk
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import open_image, plain, to_pixels
+from serving.bundle.sections import ImageSpec
 from tests.benchmarks.trunk_precision import classifier, encode
 
 FOLDS = 5

@@ -18,7 +18,7 @@ import numpy as np
 from export.checks import parity
 from export.exporter import Exporter
 from export.graph.evidence import Evidence
-from serving.bundle.manifest import Cascade
+from serving.bundle.sections import Cascade
 from tests.benchmarks.exported import NO_IMAGES, NO_ORIGIN, NO_QUALITY, random_run, resnet
 
 ALLOWED = 0.1

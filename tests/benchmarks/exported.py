@@ -19,8 +19,9 @@ from models.config import NetworkConfig
 from models.detectors import mixture as mixtures
 from models.masks import supermask as weight_mask
 from models.network import Network
-from serving.bundle.manifest import Cascade, ImageSpec, Manifest, Origin
+from serving.bundle.manifest import Manifest
 from serving.bundle.run_verdict import not_measured
+from serving.bundle.sections import Cascade, ImageSpec, Origin
 from tests.helpers import FEATURES, HEAD, draw_statistics, finish_with_random_statistics, unit_masks
 from training.config import Lesson, Preset, RunConfig
 from training.learn.decisions import make_decider

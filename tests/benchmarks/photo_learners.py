@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.trunks.trunk import open_trunk
-from serving.bundle.decision import threshold
+from serving.bundle.own_scores import threshold
 from tests.benchmarks.feature_learners import ALPHA, LEARNERS, FeatureLearner, Ids, Ours
 from training.data.class_folders import read_folder
 from training.data.encoder import Encoder

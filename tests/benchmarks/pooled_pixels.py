@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_digits
 
-from serving.bundle.decision import threshold
+from serving.bundle.own_scores import threshold
 from serving.bundle.pooled import Projection
 from tests.benchmarks.feature_learners import ALPHA, Ours, unit
 from tests.benchmarks.photo_learners import auroc

@@ -24,8 +24,8 @@ from models.masks.hat import GatedLayer
 from models.masks.supermask import MaskedLayer
 from models.network import Network
 from serving.bundle.decision import decide
-from serving.bundle.manifest import Cascade
 from serving.bundle.model import BundleModel
+from serving.bundle.sections import Cascade
 from tests.benchmarks import export_memory
 from tests.benchmarks.conftest import Report, table
 from tests.benchmarks.eager import eager_logits, prepare_masks

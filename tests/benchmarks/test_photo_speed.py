@@ -135,7 +135,7 @@ def test_int8_against_fp32(bundles: dict[int, Path], report: Report) -> None:
 DECODE = """
 import sys, time
 from pathlib import Path
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from serving.bundle.pixels import open_image, to_pixels
 content, spec = open(sys.argv[1], "rb").read(), ImageSpec(height=224, width=224, mode="RGB")
 def peak():

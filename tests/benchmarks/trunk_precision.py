@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from export.graph import trunk_int8, trunk_ranges
 from models.trunks import DEFAULT_TRUNK
 from models.trunks.trunk import INPUT, OUTPUT, open_trunk
-from serving.bundle.manifest import Graph, ImageSpec
+from serving.bundle.manifest import Graph
 from serving.bundle.pixels import open_image, to_pixels
+from serving.bundle.sections import ImageSpec
 from serving.bundle.session import open_session, session_options
 from tests.benchmarks.conftest import table
 from tests.benchmarks.timing import take_turns

@@ -26,8 +26,8 @@ from models.detectors.score import Features
 from models.detectors.task_scorer import TaskScorer
 from models.masks.task_norm import TaskNorm
 from models.network import Network
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.run_verdict import PartVerdict, summarise
+from serving.bundle.sections import ImageSpec
 from tests.helpers import (
     TINY_PRESET,
     draw_statistics,

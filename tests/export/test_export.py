@@ -23,10 +23,12 @@ from export.checks.parity import ALLOWED
 from export.graph.evidence import Evidence
 from export.graph.session import run_graph, whole_session
 from export.graph.writer import OPSET
-from serving.bundle.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide, threshold
+from serving.bundle.decision import FEATURES, NETWORK_NAMES, OUTPUT_NAMES, complete, decide
 from serving.bundle.layout import CARD, GOLDEN, MANIFEST, RULE, graph_name, part_name
-from serving.bundle.manifest import INPUT_NAME, Cascade, load_bundle
+from serving.bundle.manifest import INPUT_NAME, load_bundle
 from serving.bundle.model import BundleModel
+from serving.bundle.own_scores import threshold
+from serving.bundle.sections import Cascade
 from tests.export.conftest import Exported
 from tests.export.networks import evidence_for, learned, put_run, run_of
 from tests.helpers import (

@@ -24,7 +24,8 @@ from export.graph import session as opened
 from models.masks.supermask import MaskedLayer
 from models.network import Network
 from serving.bundle.decision import Outputs, Rule, TaskRule, Verdicts, decide
-from serving.bundle.manifest import Cascade, Manifest, load_bundle
+from serving.bundle.manifest import Manifest, load_bundle
+from serving.bundle.sections import Cascade
 from serving.bundle.shelf import Shelf
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of, with_another_task

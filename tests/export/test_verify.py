@@ -29,7 +29,8 @@ from export.verify import main as verify_command
 from models.network import Network
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
 from serving.bundle.layout import GOLDEN, graph_name
-from serving.bundle.manifest import FORMAT, Cascade, ImageSpec, load_bundle
+from serving.bundle.manifest import FORMAT, load_bundle
+from serving.bundle.sections import Cascade, ImageSpec
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import open_image, to_pixels
+from serving.bundle.sections import ImageSpec
 from serving.quarantine.api.pictures import thumbnail
 from serving.quarantine.duplicates import summarize
 from tests.conftest import ReportLine

@@ -8,7 +8,7 @@ import pytest
 
 from models.backbones import BACKBONES
 from models.network import Network
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from tests.helpers import TINY_PRESET
 from training.config import FeatureLearning, HeadLearning, Lesson, RunConfig
 from training.presets import PRESETS, SUP_NETWORK, choose_preset

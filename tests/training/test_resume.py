@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from tests.helpers import (
     HELD_OUT,
     TINY_SAVES,

@@ -17,8 +17,9 @@ from export import __main__ as export_command
 from export.checks.inspection import inspect
 from models.masks.hat import UnitMask
 from models.network import Network
-from serving.bundle.manifest import ImageSpec, load_bundle
+from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel
+from serving.bundle.sections import ImageSpec
 from tests.helpers import FEATURES, adam, random_images, tiny_network, tiny_task
 from training import fit, study
 from training.config import Augmentation, FeatureLearning, HeadLearning, system_title

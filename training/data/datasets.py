@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from models.suggest import unknown_name
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training.data.class_folders import class_folders, subfolders
 from training.data.downloads import OWN_NAMES, PUBLISHED, published, tiny_imagenet
 from training.data.images import TEST_SHARE, DataError, Source

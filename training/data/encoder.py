@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from models.trunks.trunk import Trunk, TrunkSpec
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.providers import CPU
+from serving.bundle.sections import ImageSpec
 from training.data.cache import Cache
 from training.data.cluster_encoder import ClusterEncoder
 from training.data.encoding import (

@@ -15,9 +15,10 @@ from PIL import Image
 
 from models.trunks.trunk import OUTPUT
 from serving.bundle.errors import ImageError, ProviderError
-from serving.bundle.manifest import INPUT_NAME, Graph, ImageSpec
+from serving.bundle.manifest import INPUT_NAME, Graph
 from serving.bundle.pixels import to_pixels
 from serving.bundle.providers import wants_cuda
+from serving.bundle.sections import ImageSpec
 from serving.bundle.session import open_cuda_session, open_session, session_options
 from training.data.originals import Original
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import to_pixels
+from serving.bundle.sections import ImageSpec
 from training.data.images import Images
 from training.data.originals import Original
 from training.data.reader import Read, Unreadable

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import to_pixels
+from serving.bundle.sections import ImageSpec
 from training.data.images import Images
 from training.data.originals import Original
 

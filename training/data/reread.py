@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import to_pixels
+from serving.bundle.sections import ImageSpec
 from training.data.images import Images
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import to_pixels
+from serving.bundle.sections import ImageSpec
 from training.config import Augmentation
 from training.data.encoding import View
 from training.data.images import Images

@@ -15,7 +15,8 @@ from models.detectors import Decision, decisions
 from models.detectors.score import Means
 from models.detectors.task_scorer import TaskScorer, plain_scorer, standardise
 from models.network import Network
-from serving.bundle.decision import NETWORK_NAMES, Rule, TaskRule, judge, threshold
+from serving.bundle.decision import NETWORK_NAMES, Rule, TaskRule, judge
+from serving.bundle.own_scores import threshold
 from training.data.tasks import Batchable
 from training.learn.correction import Correction
 from training.learn.measurements import task_measurements

@@ -17,7 +17,8 @@ from models.detectors.detector import UnknownDetector, mean_over_rotations
 from models.detectors.score import Features
 from models.masks.all_reduce import summed
 from models.network import Network
-from serving.bundle.decision import Rule, threshold
+from serving.bundle.decision import Rule
+from serving.bundle.own_scores import threshold
 from training.config import Augmentation, HeadLearning
 from training.data.tasks import Batchable, TaskData
 from training.host.distributed import Share, sum_gradients

@@ -8,7 +8,7 @@ import numpy as np
 
 from models.trunks.patches import SIZE, as_trunk, learn_patches, patch_options
 from models.trunks.trunk import Trunk, TrunkRequest
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training.data.datasets import load_source
 from training.data.images import DataError, Source, join
 from training.data.lister import Lister

@@ -15,7 +15,7 @@ from models.suggest import unknown_name
 from models.trunks import DEFAULT_TRUNK
 from models.trunks.patches import NAME as PATCHES
 from models.trunks.trunk import TrunkRequest, TrunkSpec
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training.config import VECTOR, FeatureLearning, HeadLearning, Preset
 from training.presets import PRESETS
 

@@ -12,7 +12,8 @@ from PIL import Image
 from models.trunks.maps import MAP, with_maps
 from models.trunks.trunk import INPUT, OUTPUT, TrunkError, TrunkSpec, reopen
 from serving.bundle.explanation import cell_vectors, explain, heat_map
-from serving.bundle.manifest import Graph, ImageSpec
+from serving.bundle.manifest import Graph
+from serving.bundle.sections import ImageSpec
 from serving.bundle.session import open_session
 from training.data.images import Images, picture
 from training.data.reread import reread

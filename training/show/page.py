@@ -16,9 +16,10 @@ from PIL import Image
 from sklearn.metrics import roc_curve
 
 from serving.bundle.atomic import replace_file
-from serving.bundle.decision import Verdicts, threshold
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.decision import Verdicts
+from serving.bundle.own_scores import threshold
 from serving.bundle.run_verdict import PARTS
+from serving.bundle.sections import ImageSpec
 from training.data.images import Images, picture
 from training.data.reread import reread
 from training.measure.comparison import decision_rows

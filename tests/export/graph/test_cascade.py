@@ -18,8 +18,9 @@ from models.detectors import Decision
 from models.detectors.mixture import DeepMixture
 from models.detectors.task_scorer import TaskScorer
 from serving.bundle.decision import Rule, TaskRule
-from serving.bundle.manifest import Cascade, load_bundle
+from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel
+from serving.bundle.sections import Cascade
 from tests.export.networks import evidence_for, learned, pixels_for, put_run, run_of
 from training.learn.decisions import Decider
 

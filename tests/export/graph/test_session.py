@@ -17,7 +17,8 @@ from export.graph.assemble import GraphPlan, write_graph
 from export.graph.session import GraphByTask, GraphQuery, WholeGraph, is_large, open_written
 from export.verify import main as verify_command
 from serving.bundle.layout import graph_name
-from serving.bundle.manifest import Cascade, Graph, load_bundle
+from serving.bundle.manifest import Graph, load_bundle
+from serving.bundle.sections import Cascade
 from tests.export.conftest import Graphs
 from tests.export.networks import learned, pixels_for
 from tests.export.test_verify import assert_nothing_is_written

@@ -9,8 +9,9 @@ from huggingface_hub import ModelCard
 
 from serving.bundle.card import model_card
 from serving.bundle.layout import CARD
-from serving.bundle.manifest import Manifest, Origin, load_bundle
+from serving.bundle.manifest import Manifest, load_bundle
 from serving.bundle.run_verdict import PartVerdict, summarise
+from serving.bundle.sections import Origin
 from serving.model import Model
 from tests.helpers_teaching import TASKS, pictures, write_bundle
 

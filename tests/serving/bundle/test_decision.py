@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from serving.bundle import decision
-from serving.bundle.decision import (
-    NETWORK_NAMES,
-    OTHERS,
-    OUTPUT_NAMES,
-    Rule,
-    TaskRule,
-    complete,
-    decide,
-    judge,
-    threshold,
-)
+from serving.bundle import own_scores
+from serving.bundle.decision import NETWORK_NAMES, OUTPUT_NAMES, Rule, TaskRule, complete, decide, judge
+from serving.bundle.own_scores import OTHERS, threshold
 
 TASK = TaskRule.fit([1.0, 2.0, 3.0, 4.0], classes=2)
 RULE = Rule(score="max_logit", alpha=0.05, tasks=(TaskRule.fit([-4.0, -3.0, -2.0, -1.0], classes=2),) * 2)
@@ -65,7 +56,7 @@ def test_tied_scores_count_each() -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every task is judged by its own scores only, which is easier to follow by hand."""
-    monkeypatch.setattr(decision, "OTHERS", 0)
+    monkeypatch.setattr(own_scores, "OTHERS", 0)
 
 
 @pytest.mark.usefixtures("alone")
@@ -233,7 +224,7 @@ def test_a_task_with_one_odd_image_does_not_open_the_model_to_everything() -> No
     tasks[3][5] = 30.0
     unknown = 20 + generator.exponential(size=(300, TASKS))
     assert not known_by(tasks, unknown).any()
-    with mock.patch.object(decision, "OTHERS", 0):
+    with mock.patch.object(own_scores, "OTHERS", 0):
         assert known_by(tasks, unknown).all()
 
 
@@ -311,7 +302,7 @@ def test_exchangeable_images_are_accepted_at_least_1_minus_alpha(
     for new, score in enumerate(scores):
         own = TaskRule.fit(scores[:new] + scores[new + 1 :], classes=1), [[score]] * len(scores)
         rejected_alone += not _known([own], new, alpha)
-        with mock.patch.object(decision, "OTHERS", 0):
+        with mock.patch.object(own_scores, "OTHERS", 0):
             rejected += not _known([*before, own, *after], new, alpha)
     assert rejected <= rejected_alone <= alpha * len(scores) + 1e-9
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 
 from serving.bundle.decision import OUTPUT_NAMES
 from serving.bundle.errors import BundleError, ImageError, ProviderError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.model import BundleModel
 from serving.bundle.providers import CPU
+from serving.bundle.sections import ImageSpec
 from tests.helpers_serving import GRAPH, golden_of, golden_pixels, reseal, tiny_graph, write_bundle
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import Limits, decode, open_image, plain, to_pixels
+from serving.bundle.sections import ImageSpec
 from tests.helpers_serving import bad_palettes, image_bytes, png_header, saved
 
 RGB = ImageSpec(height=4, width=4, mode="RGB")

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import MOST_SCANNED, Limits, decode, open_image, to_pixels
+from serving.bundle.sections import ImageSpec
 from serving.bundle.structure import MOST_FILL, MOST_SEGMENTS, examine, exif_orientation, most_segments
 from serving.quarantine.api.pictures import thumbnail
 from serving.quarantine.duplicates import summarize

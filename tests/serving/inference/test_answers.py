@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from serving.bundle.decision import Rule, TaskRule
-from serving.bundle.manifest import TaskInfo
 from serving.bundle.model import BundleModel
+from serving.bundle.sections import TaskInfo
 from serving.errors import ParameterError
 from serving.http.schemas import CascadeDescription
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image, describe

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageEnhance
 from sklearn.datasets import load_sample_images
 
 from serving.bundle.errors import ImageError
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from serving.quarantine.duplicates import (
     MOST_DIFFERENCE,
     MOST_DIFFERENCE_ANYWHERE,

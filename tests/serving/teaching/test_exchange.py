@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import ANY_SIZE, LIMITS
+from serving.bundle.sections import ImageSpec
 from serving.errors import MalformedRequestError
 from serving.inference.loaded import LoadedModel
 from serving.quarantine.store import Store

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import LIMITS
+from serving.bundle.sections import ImageSpec
 from tests.helpers import TINY_PRESET
 from training import fit
 from training.config import Lesson, RunConfig

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100, utils
 
-from serving.bundle.manifest import ImageSpec
+from serving.bundle.sections import ImageSpec
 from training.data import downloads as published
 from training.data.datasets import kind_of, load_source
 from training.data.images import DataError

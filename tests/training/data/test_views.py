@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from models.trunks.trunk import open_trunk
-from serving.bundle.manifest import ImageSpec
 from serving.bundle.pixels import to_pixels
+from serving.bundle.sections import ImageSpec
 from tests.helpers_photos import photo
 from training.config import Augmentation
 from training.data.encoder import Encoder
