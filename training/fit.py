@@ -33,63 +33,10 @@ if TYPE_CHECKING:
 
 def make_parser() -> CommandParser:
     parser = CommandParser("openworld fit", "Learn tasks one after another, without forgetting the earlier ones.")
-    parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help="digits (default); photos (default with --data: your own photographs, with a pre-trained trunk); images "
-        "(your own, learned from scratch); or a benchmark: mnist-5t, cifar10-5t, cifar100-10t, cifar100-20t, "
-        "tinyimagenet-5t, tinyimagenet-10t, each also with -cpu for a machine without GPU",
-    )
-    parser.add_argument(
-        "--trunk",
-        metavar="NAME",
-        help=f"the pre-trained network for photographs: {', '.join(TRUNKS)}; default: {DEFAULT_TRUNK}; or none, to "
-        "learn from scratch",
-    )
-    parser.add_argument(
-        "--trunk-option",
-        action="append",
-        type=named_value,
-        metavar="NAME=VALUE",
-        help="of onnx:FILE: mean, std, output, layout, pool; of patches: count, side (docs/howto/own-images.md)",
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        default=None,
-        help="statistics of a trunk's vectors in closed form, without learning adapters on them",
-    )
-    parser.add_argument(
-        "--method", metavar="NAME", help=f"how tasks are kept apart: {', '.join(MECHANISMS)}; default: hat"
-    )
-    parser.add_argument(
-        "--backbone", metavar="NAME", help=f"the network's layers: {', '.join(BACKBONES)}; default: the preset's"
-    )
-    parser.add_argument(
-        "--loss",
-        type=one_of(*LOSSES),
-        metavar="NAME",
-        help="csi (default): contrastive features, then a head; ce: cross-entropy",
-    )
-    parser.add_argument(
-        "--buffer",
-        type=int,
-        nargs="?",
-        const=True,
-        metavar="N",
-        help="store N training images for the correction +c; default: none; without N: the preset's number",
-    )
     parser.add_argument("--out", type=Path, metavar="RUN", help=f"default: {DEFAULT_RUN}")
     parser.add_argument("--seed", type=int, help="default: 0")
-    parser.add_argument("--data", metavar="FOLDER", help="one folder of images per class, or where a data set is")
-    parser.add_argument(
-        "--tasks", metavar='"cat,dog; ship,truck"', help='the classes of each task; "a, b" in quotes is one class'
-    )
-    parser.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
-    parser.add_argument("--size", type=int, metavar="N", help="side of the images in pixels; default: the preset's")
-    parser.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
-    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of feature learning; default: the preset's")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="images per step of it; default: the preset's")
+    _add_data_options(parser.add_argument_group("images and tasks"))
+    _add_network_options(parser.add_argument_group("network and method"))
     add_training_options(parser)
     later = parser.add_argument_group("continue a run")
     later.add_argument("--resume", action="store_true", help="continue the run in --out where it stopped")
@@ -100,6 +47,67 @@ def make_parser() -> CommandParser:
     add_quarantine_options(parser.add_argument_group("with --add-unknowns, and to resume it"))
     parser.add_argument("--publish", type=Path, help=argparse.SUPPRESS)
     return parser
+
+
+def _add_data_options(group: OptionGroup) -> None:
+    group.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="digits (default); photos (default with --data: your own photographs, with a pre-trained trunk); images "
+        "(your own, learned from scratch); or a benchmark: mnist-5t, cifar10-5t, cifar100-10t, cifar100-20t, "
+        "tinyimagenet-5t, tinyimagenet-10t, each also with -cpu for a machine without GPU",
+    )
+    group.add_argument("--data", metavar="FOLDER", help="one folder of images per class, or where a data set is")
+    group.add_argument(
+        "--tasks", metavar='"cat,dog; ship,truck"', help='the classes of each task; "a, b" in quotes is one class'
+    )
+    group.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
+    group.add_argument("--size", type=int, metavar="N", help="side of the images in pixels; default: the preset's")
+    group.add_argument(
+        "--buffer",
+        type=int,
+        nargs="?",
+        const=True,
+        metavar="N",
+        help="store N training images for the correction +c; default: none; without N: the preset's number",
+    )
+
+
+def _add_network_options(group: OptionGroup) -> None:
+    group.add_argument(
+        "--trunk",
+        metavar="NAME",
+        help=f"the pre-trained network for photographs: {', '.join(TRUNKS)}; default: {DEFAULT_TRUNK}; or none, to "
+        "learn from scratch",
+    )
+    group.add_argument(
+        "--trunk-option",
+        action="append",
+        type=named_value,
+        metavar="NAME=VALUE",
+        help="of onnx:FILE: mean, std, output, layout, pool; of patches: count, side (docs/howto/own-images.md)",
+    )
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        default=None,
+        help="statistics of a trunk's vectors in closed form, without learning adapters on them",
+    )
+    group.add_argument(
+        "--method", metavar="NAME", help=f"how tasks are kept apart: {', '.join(MECHANISMS)}; default: hat"
+    )
+    group.add_argument(
+        "--backbone", metavar="NAME", help=f"the network's layers: {', '.join(BACKBONES)}; default: the preset's"
+    )
+    group.add_argument(
+        "--loss",
+        type=one_of(*LOSSES),
+        metavar="NAME",
+        help="csi (default): contrastive features, then a head; ce: cross-entropy",
+    )
+    group.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
+    group.add_argument("--epochs", type=int, metavar="N", help="epochs of feature learning; default: the preset's")
+    group.add_argument("--batch-size", type=int, metavar="N", help="images per step of it; default: the preset's")
 
 
 def add_training_options(parser: CommandParser) -> None:
