@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from serving.quarantine.store import Store
 
 REPORT_LINE = "report_line"
 DEFAULT = "tests/e2e/test_default.py"
@@ -68,6 +71,22 @@ def _tiny_run(factory: pytest.TempPathFactory, method: str) -> Path:
     # Results depend on the number of threads, and some tests compare the run bit by bit with their own run.
     torch.set_num_threads(1)
     return tiny_run(factory.mktemp(f"tiny-{method}") / "run", method)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of an empty quarantine."""
+    return f"sqlite:///{tmp_path}/quarantine.db"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """The quarantine at `url`, opened."""
+    from serving.quarantine.store import Store
+
+    opened = Store.open(url)
+    yield opened
+    opened.close()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.errors import ImageError
 from serving.bundle.model import BundleModel
 from serving.bundle.old_classes import MAX_LOSS, ClassLoss
-from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
 from serving.inference.loaded import TRUNK_KEY
-from serving.quarantine.records import Example, Item, StoreError
+from serving.quarantine.decoded import item_pixels
+from serving.quarantine.records import Example, Item
 from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.jobs import JobRecord
@@ -172,18 +171,11 @@ def encoded_items(
             again.append(item)
     for start in range(0, len(again), BATCH):
         progress(start / len(again))
-        pixels = {item.id: _pixels(store, item, model) for item in again[start : start + BATCH]}
+        pixels = {item.id: item_pixels(store, item, model.manifest.image) for item in again[start : start + BATCH]}
         readable = {item_id: one for item_id, one in pixels.items() if one is not None}
         if readable:
             found |= dict(zip(readable, model.encode(np.stack(list(readable.values()))), strict=True))
     return found
-
-
-def _pixels(store: Store, item: Item, model: BundleModel) -> NDArray[np.uint8] | None:
-    try:
-        return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
-    except (ImageError, StoreError):
-        return None
 
 
 def waiting_vectors(store: Store, model: BundleModel) -> NDArray[np.float32]:

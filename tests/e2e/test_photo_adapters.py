@@ -29,7 +29,7 @@ from serving.bundle.model import BundleModel
 from serving.bundle.pixels import decode, to_pixels
 from serving.bundle.pooled.adapters import PREFIX
 from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
-from tests.helpers_photos import write_photos
+from tests.helpers_photos import grown_run, write_photos
 from tests.helpers_serving import reseal
 from training import fit
 from training.compare_scores import main as compare
@@ -142,12 +142,7 @@ def test_a_bundle_stays_small_and_was_compared_with_the_network(line: Line) -> N
 
 @pytest.fixture(scope="module")
 def grown(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run with one more task, from a folder that has no photo of the others."""
-    place = tmp_path_factory.mktemp("grown")
-    run = Path(shutil.copytree(line.run, place / "run"))
-    shutil.copytree(line.photos / "dots", place / "new" / "dots")
-    assert fit.add_task([str(run), "dots", "--data", str(place / "new")]) == 0
-    return run
+    return grown_run(line.run, line.photos, tmp_path_factory.mktemp("grown"))
 
 
 def test_a_run_that_dies_again_and_again_ends_the_same(

@@ -36,7 +36,7 @@ from serving.client import Client, ServiceError
 from serving.quarantine.records import Arrival
 from serving.quarantine.store import Store
 from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
-from tests.helpers_photos import photo, write_photos
+from tests.helpers_photos import grown_run, photo, write_photos
 from tests.helpers_serving import PATIENCE, ROOT, eventually, reseal, saved, serving
 from training import fit
 from training.discover import main as discover
@@ -154,12 +154,7 @@ def test_a_photo_of_another_format_and_size_is_answered_alike(line: Line) -> Non
 
 @pytest.fixture(scope="module")
 def grown(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run with one more task, from a folder that has no photo of the others."""
-    place = tmp_path_factory.mktemp("grown")
-    run = Path(shutil.copytree(line.run, place / "run"))
-    shutil.copytree(line.photos / "dots", place / "new" / "dots")
-    assert fit.add_task([str(run), "dots", "--data", str(place / "new")]) == 0
-    return run
+    return grown_run(line.run, line.photos, tmp_path_factory.mktemp("grown"))
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from PIL import Image
 from serving.bundle.shelf import Shelf
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
+from tests.e2e import controls
 from tests.helpers_serving import (
     PATIENCE,
     Server,
@@ -587,11 +588,4 @@ def test_every_control_has_a_name(page: Page) -> None:
     for part in ("unknown", "examples", "learn", "classes", "versions"):
         tab(page, part)
         page.wait_for_selector("#main[aria-busy=false]")
-        unnamed = page.evaluate(
-            """() => [...document.querySelectorAll("button, input, select, [role=option], [role=listbox], a")]
-                .filter((control) => {
-                    const label = control.labels?.[0]?.textContent ?? "";
-                    return !(control.getAttribute("aria-label") || label.trim() || control.textContent.trim());
-                }).map((control) => control.outerHTML)"""
-        )
-        assert unnamed == []
+        assert page.evaluate(controls.UNNAMED) == []

@@ -11,6 +11,7 @@ import pytest
 
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
+from tests.e2e import controls
 from tests.helpers_quarantine import arrivals
 from tests.helpers_serving import PATIENCE, Server, serving, write_bundle
 
@@ -292,14 +293,7 @@ def test_a_refusal_is_shown_and_nothing_is_lost(page: Page, filled: Filled) -> N
 
 
 def test_every_control_has_a_name_and_every_image_has_a_state(page: Page, filled: Filled) -> None:
-    unnamed = page.evaluate(
-        """() => [...document.querySelectorAll("button, input, select, [role=option], [role=listbox]")]
-            .filter((control) => {
-                const label = control.labels?.[0]?.textContent ?? "";
-                return !(control.getAttribute("aria-label") || label.trim() || control.textContent.trim());
-            }).map((control) => control.outerHTML)"""
-    )
-    assert unnamed == []
+    assert page.evaluate(controls.UNNAMED) == []
     first = page.locator(thumb(page, filled.first[0]))
     assert (first.get_attribute("aria-selected"), first.get_attribute("tabindex")) == ("false", "0")
     first.focus()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,6 @@ def first_shelf(tiny_hat: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def shelf(first_shelf: Path, tmp_path: Path) -> Path:
     """A shelf with the run as it is before it learns more."""
     return Path(shutil.copytree(first_shelf, tmp_path / "shelf", symlinks=True))
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/quarantine.db"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    store = Store.open(url)
-    yield store
-    store.close()
 
 
 def learn_unknowns(run: Path, url: str, *more: str) -> int:

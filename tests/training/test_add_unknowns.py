@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,18 +39,6 @@ def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tiny_hat: Path, tmp_path: Path) -> Path:
     """A run of zero, one, two and three."""
     return Path(shutil.copytree(tiny_hat, tmp_path / "run"))
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/quarantine.db"
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    store = Store.open(url)
-    yield store
-    store.close()
 
 
 def png(kind: int, number: int) -> bytes:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.decision import FEATURES, decide
-from serving.bundle.errors import BundleError, ImageError
+from serving.bundle.errors import BundleError
 from serving.bundle.layout import STATISTICS
 from serving.bundle.lessons import Teachable
 from serving.bundle.manifest import EXPORT_AGAIN, Bundle
 from serving.bundle.model import BundleModel
-from serving.bundle.pixels import ANY_SIZE, open_image, to_pixels
 from serving.bundle.pooled import grouping as pooled_grouping
-from serving.quarantine.records import FoundGroup, Item, StoreError, UnavailableError
+from serving.quarantine.decoded import item_pixels
+from serving.quarantine.records import FoundGroup, Item
 from training.measure.grouping import cohesion, find_groups
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def unknown_images(store: Store, items: Sequence[Item], model: BundleModel) -> l
 
 def _answered_again(store: Store, items: Sequence[Item], model: BundleModel) -> list[UnknownImage]:
     """The images that the model calls unknown now, too."""
-    readable = [(item, pixels) for item in items if (pixels := _pixels(store, item, model)) is not None]
+    spec = model.manifest.image
+    readable = [(item, pixels) for item in items if (pixels := item_pixels(store, item, spec)) is not None]
     if not readable:
         return []
     outputs = model.run(np.stack([pixels for _, pixels in readable]), features=True)
@@ -80,16 +81,6 @@ def _answered_again(store: Store, items: Sequence[Item], model: BundleModel) -> 
         for row, (item, _) in enumerate(readable)
         if not verdicts.known[row]
     ]
-
-
-def _pixels(store: Store, item: Item, model: BundleModel) -> NDArray[np.uint8] | None:
-    try:
-        return to_pixels(open_image(store.image(item.id), ANY_SIZE), model.manifest.image)
-    except UnavailableError:
-        raise
-    except (ImageError, StoreError) as error:
-        log.warning("skipped image %d of the quarantine: %s", item.id, error)
-        return None
 
 
 def group(images: Sequence[UnknownImage], min_size: int, known: Teachable | None = None) -> list[FoundGroup]:
