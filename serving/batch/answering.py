@@ -47,7 +47,7 @@ DIED = _Failed(
     "the memory of this machine",
 )
 Announce = Callable[[int | None], None]
-"""Is told the place in its chunk of the image that is worked on, and None after it."""
+"""Called with the place in its chunk of the image that is worked on, and with None after it."""
 
 
 class Answerer:

@@ -19,8 +19,8 @@ from serving.batch.plan import BatchPlan, WorkFolder
 from serving.batch.sources import Chunk
 
 ATTEMPTS = 2
-"""A chunk whose process dies so often is answered with care: its process says which image it works on. The image whose
-process dies then is an error. A chunk whose process dies so often beside its images is an error as a whole."""
+"""After this many deaths of its process, a chunk is answered with care: its process announces each image, and the image
+whose process dies then is an error. After as many deaths beside its images, the whole chunk is an error."""
 
 
 class Done(NamedTuple):

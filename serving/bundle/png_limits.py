@@ -14,10 +14,10 @@ MOST_UNPACKED = 150_000_000
 with 8 bits. Those of an interlaced file count twice. Transparency counts as two bytes per pixel more, because pixels
 have to be laid over the background."""
 MOST_SECONDS = 0.7
-"""Of processor time to unpack a file of which that cannot be told before; the longest photographs take half of it."""
+"""Processor time for a file whose cost is not known before it is unpacked; large photographs take half of it at most."""
 
 _SLOWEST = 12
-"""A packed byte may take as long as so many unpacked ones: a block of 14 bytes may have tables and no content."""
+"""A packed byte may take as long as this many unpacked ones: a block of 14 bytes may have tables and no content."""
 _SPARE = 64 * 1024
 """Packed bytes beyond twice the unpacked ones: no encoder needs as many."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -25,7 +25,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
 class _Cost:
-    """What the header says of the pixels; Pillow refuses a header that makes no sense."""
+    """The cost of decoding by the header of the file; Pillow refuses a header that makes no sense."""
 
     def __init__(self, structure: Structure) -> None:
         self.width, self.height, depth, colour, interlaced = struct.unpack_from(">IIBBxxB", structure.content, 16)
@@ -35,7 +35,7 @@ class _Cost:
         """Bits per pixel that count in the limit."""
         self.charged = self.width * self.height * self.each // 8
         """Bytes that count in the limit."""
-        # A byte per row and pass says how the row is filtered.
+        # One byte per row and pass selects the filter of the row.
         self.unpacked = self.height * (self.width * self.bits // 8 + 2) * (1 + self.interlaced)
 
 
