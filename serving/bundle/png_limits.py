@@ -14,7 +14,7 @@ MOST_UNPACKED = 150_000_000
 with 8 bits. Those of an interlaced file count twice. Transparency counts as two bytes per pixel more, because pixels
 have to be laid over the background."""
 MOST_SECONDS = 0.7
-"""Processor time for a file whose cost is not known before it is unpacked; large photographs take half of it at most."""
+"""Processor time for a file whose cost is not known before it is unpacked; large photographs take up to half of it."""
 
 _SLOWEST = 12
 """A packed byte may take as long as this many unpacked ones: a block of 14 bytes may have tables and no content."""
@@ -40,7 +40,7 @@ class _Cost:
 
 
 def png_file(structure: Structure) -> io.BytesIO:
-    """The file to decode; if it has so many packed bytes that they may take long, the time is limited."""
+    """The file to decode; if its packed bytes are enough to take long, the time is limited."""
     unclear = _Cost(structure).charged + _SLOWEST * structure.packed > MOST_UNPACKED
     return TimedFile(structure.content, MOST_SECONDS) if unclear else io.BytesIO(structure.content)
 
@@ -59,7 +59,7 @@ def check_unpacked(structure: Structure) -> None:
 
 
 class TimedFile(io.BytesIO):
-    """A file that can only be read for so many seconds of the reading thread's processor time after each `seek`.
+    """A file that can only be read for a number of seconds of the reading thread's processor time after each `seek`.
 
     Pillow seeks to the pixels and reads 64 kB at a time, so a file that takes too long is given up between two reads.
     """

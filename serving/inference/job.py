@@ -129,7 +129,7 @@ def answer_batch(batch: list[Job], *, features: bool) -> list[str | RequestError
 
 
 def is_large(image: Image, size: int) -> bool:
-    """Whether an opened image, from a file of so many bytes, takes so long that only one such is decoded at a time."""
+    """Whether an opened image, from a file of this size in bytes, takes so long that only one is decoded at a time."""
     return decoding_work(image) > LARGE or size > LARGE_FILE
 
 

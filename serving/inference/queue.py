@@ -80,7 +80,7 @@ class InferenceQueue:
             thread.start()
 
     def check_room(self, images: int = 1) -> None:
-        """Raise a BusyError if there is no room for so many more images."""
+        """Raise a BusyError if there is no room for this number of images."""
         # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
         if self.depth and self.depth + images > self._limit:
             raise self._busy(f"{images} more beside {self.depth}", f"{self._limit} images at a time in this worker")
@@ -91,7 +91,7 @@ class InferenceQueue:
 
     @contextlib.contextmanager
     def admitted(self, images: int = 1) -> Iterator[None]:
-        """Reserve room for so many images until the block ends, or raise a BusyError at once."""
+        """Reserve room for this number of images until the block ends, or raise a BusyError at once."""
         self.check_room(images)
         self.depth += images
         metrics.DEPTH.set(self.depth)

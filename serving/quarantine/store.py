@@ -78,7 +78,7 @@ class Store(TaughtItems):
         limit: int | None = None,
         latest: int | None = None,
     ) -> list[Item]:
-        """Items in the order of their ids; `group=None` selects those without a group, `latest` the last so many."""
+        """Items in the order of their ids; `group=None` selects those without a group, `latest` the last ones."""
         wanted: list[ColumnElement[bool]] = [items.c.id > after]
         if not isinstance(group, EllipsisType):
             wanted.append(items.c.group.is_(None) if group is None else items.c.group == group)

@@ -39,7 +39,7 @@ def turned_view(rotations: int) -> View:
 
 
 def in_rotations(images: Images, rotations: int, encode: Encode, name: str) -> NDArray[np.float32]:
-    """Encoded images in so many rotations, the upright one first: [n, rotations, dim]."""
+    """Encoded images in this number of rotations, the upright one first: [n, rotations, dim]."""
     upright: NDArray[np.float32] = images.pixels[:, None]
     if rotations == 1:
         return upright

@@ -40,5 +40,5 @@ def keep_some(before: Buffer | None, task: int, data: Batchable, classes: int, s
 
 
 def quota(size: int, classes: int, class_id: int) -> int:
-    """The number of images of this class, if so many classes share `size` images; the first classes get the rest."""
+    """The number of images of this class, if `classes` classes share `size` images; the first ones get the rest."""
     return size // classes + (class_id < size % classes)

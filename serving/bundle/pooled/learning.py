@@ -165,7 +165,7 @@ class JudgedSettings:
         return cls(replace(memory, cross_entropies=nats, separations=aurocs), settings, discriminant, ridge)
 
     def own_scores(self, images: LeftOut, classes: int) -> ScoredImages:
-        """The images of a task with so many classes, left out fold by fold."""
+        """The images of a task with this number of classes, left out fold by fold."""
         assert self.discriminant is not None
         assert self.ridge is not None
         names, folds = chosen_unknown(self.memory.separations), list(images.folds())

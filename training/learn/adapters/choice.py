@@ -190,6 +190,6 @@ def choose(judged: Sequence[JudgedAdapters], rotations: int) -> Choice:
 
 
 def _better(before: Array, after: Array, errors: float) -> bool:
-    """Whether the mean falls by more than so many standard errors of the paired differences."""
+    """Whether the mean falls by more than this number of standard errors of the paired differences."""
     gains = (before - after).astype(np.float64)
     return bool(gains.mean() > errors * gains.std() / np.sqrt(max(len(gains), 1)))
