@@ -281,7 +281,7 @@ def test_a_bad_bundle_refuses_to_start(tmp_path: Path, damage: str, target: str 
         write_bundle(folder, golden={**golden, "logits": golden["logits"] + np.float32(1)})
     (line,) = refused(serve_command(free_port(), target=target), tmp_path, folder)
     expected = {"corrupt": "corrupt: sha256", "wrong golden": "logits of the"}
-    assert line.startswith(str(folder))
+    assert line.startswith(f"error: {folder}")
     assert expected[damage] in line
 
 
@@ -300,7 +300,7 @@ def test_an_unusable_setting_stops_the_start(
     settings = {name: value, "CUDA_VISIBLE_DEVICES": ""}
     errors = refused(serve_command(free_port(), target=target), tmp_path, bundle, settings)
     expected = {"OPENWORLD_QUEUE": "OPENWORLD_QUEUE is 'none'", "OPENWORLD_PROVIDER": "CUDA does not work here"}
-    assert errors[-1].startswith(expected[name])
+    assert errors[-1].startswith(f"error: {expected[name]}")
 
 
 @pytest.mark.long
@@ -378,7 +378,7 @@ def test_a_bundle_may_be_named_on_the_command_line(tmp_path: Path, bundle: Path)
     missing = tmp_path / "missing"
     command = [*serve_command(free_port()), str(missing)]
     (line,) = refused(command, tmp_path, bundle)
-    assert line.startswith(f"{missing}: no such bundle directory")
+    assert line.startswith(f"error: {missing}: no such bundle directory")
     (line,) = refused(command, tmp_path, None, {"OPENWORLD_BUNDLES": str(tmp_path)})
     assert "OPENWORLD_BUNDLES" in line
 
@@ -406,6 +406,6 @@ def test_an_invalid_address_is_refused(option: tuple[str, str], capsys: pytest.C
 def test_a_port_in_use_prints_a_one_line_error(tmp_path: Path, bundle: Path, server: Server) -> None:
     (line,) = refused(serve_command(server.port), tmp_path, bundle)
     assert line == (
-        f"127.0.0.1:{server.port}: cannot listen there: Address already in use; "
+        f"error: 127.0.0.1:{server.port}: cannot listen there: Address already in use; "
         "allowed: an address of this machine and a free port (--host, --port)"
     )

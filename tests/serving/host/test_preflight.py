@@ -30,7 +30,7 @@ def test_a_check_that_is_killed_prints_one_line(
     monkeypatch.setattr(preflight.subprocess, "run", killed)
     assert check_in_child(Path("some/bundle")) == 128 + fatal
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"some/bundle: killed by {fatal.name} while it was tested")
+    assert line.startswith(f"error: some/bundle: killed by {fatal.name} while it was tested")
     assert reason in line
 
 
@@ -55,7 +55,7 @@ def test_a_hostile_bundle_prints_one_line(
         (copy / MANIFEST).symlink_to("/dev/zero")
     assert check(Settings(), copy) == CANNOT_SERVE
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"{copy / MANIFEST}: cannot be read")
+    assert line.startswith(f"error: {copy / MANIFEST}: cannot be read")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -315,9 +315,12 @@ def test_a_misspelled_class_gets_a_suggestion(client: httpx.Client) -> None:
     assert refused.json()["error"]["message"].endswith("yellow; did you mean 'green'?")
 
 
-def test_classes_of_older_models_are_found_however_they_are_spelled(client: httpx.Client, store: Store) -> None:
+def test_classes_of_older_models_are_found_however_they_are_spelled(
+    client: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = "x" * 150
-    ENGINE.loaded = SimpleNamespace(model=SimpleNamespace(manifest=SimpleNamespace(labels=(" cat", long))))
+    model = SimpleNamespace(manifest=SimpleNamespace(labels=(" cat", long)))
+    monkeypatch.setattr(ENGINE, "loaded", SimpleNamespace(model=model))
     assert post(client, "known", ids=[1], label="cat") == [1]
     assert post(client, "known", ids=[2], label=long) == [2]
     assert [item.label for item in store.items(ids=[1, 2])] == [" cat", long]
