@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -452,8 +453,58 @@ def test_an_answer_is_explained_on_request_and_on_the_page(line: Line, browser: 
         page.close()
 
 
-def test_the_report_shows_the_evidence_of_mistakes(line: Line, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(line.run, tmp_path / "run"))
+@pytest.fixture(scope="module")
+def report(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = Path(shutil.copytree(line.run, tmp_path_factory.mktemp("report") / "run"))
     assert write_report([str(run)]) == 0
-    report = (run / "report.html").read_text()
-    assert "where the evidence for the answer lies" in report
+    return run / "report.html"
+
+
+def pictured(url: str) -> Any:
+    with Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,")))) as image:
+        return np.asarray(image.convert("RGB").resize((96, 96)), np.float64)
+
+
+def test_the_report_draws_the_evidence_over_the_photos_of_mistakes(line: Line, report: Path) -> None:
+    figures = re.findall(
+        r'<figure><img src="(data:[^"]+)"[^>]*><img src="(data:[^"]+)" alt="where the evidence', report.read_text()
+    )
+    assert figures
+    for photo_url, evidence_url in figures:
+        plain, over = pictured(photo_url), pictured(evidence_url)
+        assert np.abs(over - plain).mean() > 3
+        # Orange or blue, and not the same everywhere.
+        redder = (over[..., 0] - over[..., 2]) - (plain[..., 0] - plain[..., 2])
+        assert np.abs(redder).max() > 30
+        assert np.ptp(redder) > 30
+
+
+@pytest.mark.long
+def test_the_map_of_the_report_shows_images_to_a_mouse_and_to_a_finger(
+    report: Path, browser: Any, tmp_path: Path
+) -> None:
+    seen = "group => getComputedStyle(group.querySelector('image')).visibility"
+    for look, width in (("wide", 1280), ("phone", 375)):
+        phone = look == "phone"
+        context = browser.new_context(viewport={"width": width, "height": 800}, has_touch=phone, is_mobile=phone)
+        page = context.new_page()
+        page.goto(report.as_uri())
+        marks = page.locator("svg.map .pictured")
+        assert marks.count() > 3
+        # The last one is above all others.
+        mark = marks.last
+        mark.scroll_into_view_if_needed()
+        assert mark.evaluate(seen) == "hidden"
+        shape = mark.locator("path, circle")
+        if phone:
+            shape.tap()
+        else:
+            shape.hover()
+        assert mark.evaluate(seen) == "visible"
+        assert mark.locator("title").text_content()
+        assert marks.first.evaluate(seen) == "hidden"
+        loaded = "images => images.every((image) => image.complete && image.naturalWidth > 0)"
+        assert page.locator("figure img").evaluate_all(loaded)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.screenshot(path=tmp_path / f"report-{look}.png")
+        context.close()
