@@ -89,7 +89,7 @@ def test_a_missing_package_is_installed_with_the_extra_that_lists_it() -> None:
             found = {name.lower().replace("_", "-") for name in installed.get(module, [])}
             assert found & wanted or module not in installed, (extra, module)
             assert install_command(module) == f"pip install -e '.[{extra}]'"
-    assert {*listed} - {*EXTRAS} == {"dev", "bench"}
+    assert {*listed} - {*EXTRAS} == {"dev", "bench", "collector"}, "extras of no command"
     assert install_command("pyarrow") == "pip install -e '.[batch]'"
     assert install_command("fastapi") == "pip install -e ."
 
