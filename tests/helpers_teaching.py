@@ -99,7 +99,7 @@ def write_bundle(folder: Path, tasks: tuple[tuple[str, ...], ...] = TASKS, image
         rules.append(learned.rule)
         earlier.append(learned.task)
         first += len(labels)
-    rule = Rule(score="pooled", alpha=0.05, tasks=tuple(rules), joint=True)
+    rule = Rule(score="pooled", alpha=0.05, tasks=tuple(rules), joint=True, expectation=True)
     model = PooledModel(learned.classifier, tuple(detectors))
     pixels = np.random.default_rng(3).integers(0, 256, (4, SIDE, SIDE, 3), dtype=np.uint8)
     (encoded,) = open_session(Graph(trunk_graph(), {})).run([ENCODED], {INPUT_NAME: pixels})

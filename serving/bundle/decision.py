@@ -18,7 +18,8 @@ and both can be compared between tasks although no two tasks ever saw the same i
   With several tasks, an unknown image has a chance with each of them, and its largest p-value tends to rise with every
   task. There are two cures:
   - Tasks that share one space of encoded vectors measure it on known images (`TaskRule.overall`): each task's left-out
-    images are scored by all tasks so far, and the smallest surprise of an image is ranked among those of all tasks.
+    images are scored by all tasks so far, and the expected surprise of an image (`expected_surprises`) is ranked among
+    those of all tasks; in bundles of earlier versions, the smallest surprise.
   - Tasks with features of their own cannot score each other's images. The task with the heaviest tail among its few
     scores would decide, so the scores of all tasks, each less its task's median and divided by its mean excess, count
     as OTHERS further scores of every task. Then the promise holds as far as these tails are alike, which is measured

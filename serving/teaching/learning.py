@@ -66,13 +66,12 @@ class Knowledge:
     def rule(self, like: Rule) -> Rule:
         """The decision rule, with the level of another one.
 
-        A run has a few tasks of many images. Lessons are many tasks of few images, and the smallest surprise over so
-        many would call everything known; so the expected one decides from the first lesson on.
+        In a bundle of an earlier version, the smallest surprise over tasks may decide. Lessons are many tasks of few
+        images, of which the smallest would call everything known; so the expected one decides.
         """
         # Not a copy: that would keep what the other one has derived from its tasks.
         tasks = tuple(task.rule for task in self.tasks)
-        taught = any(each.task is not None for each in self.taught)
-        return Rule(score=like.score, alpha=like.alpha, tasks=tasks, joint=like.joint, expectation=taught)
+        return Rule(score=like.score, alpha=like.alpha, tasks=tasks, joint=like.joint, expectation=True)
 
     @property
     def extensions(self) -> dict[int, Extension]:

@@ -304,7 +304,8 @@ class Ours(FeatureLearner):
 
     def scores(self, encoded: Array) -> tuple[Array, Array]:
         assert self.learned is not None
-        rule = Rule(score="pooled", alpha=ALPHA, tasks=tuple(each.rule for each in self.tasks), joint=True)
+        rules = tuple(each.rule for each in self.tasks)
+        rule = Rule(score="pooled", alpha=ALPHA, tasks=rules, joint=True, expectation=True)
         model = PooledModel(self.learned.classifier, tuple(each.detector for each in self.tasks))
         verdicts = judge(model.outputs(encoded), rule)
         return verdicts.probability, verdicts.unknown_score

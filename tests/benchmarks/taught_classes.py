@@ -78,7 +78,8 @@ class Run:
 
     @property
     def rule(self) -> Rule:
-        return Rule(score="pooled", alpha=ALPHA, tasks=tuple(task.rule for task in self.tasks), joint=True)
+        rules = tuple(task.rule for task in self.tasks)
+        return Rule(score="pooled", alpha=ALPHA, tasks=rules, joint=True, expectation=True)
 
     @property
     def curriculum(self) -> Curriculum:

@@ -40,6 +40,13 @@ class Expected(NamedTuple):
     seed: int
     quick: bool
     """Whether no adapters are learned."""
+    first: int = 0
+    """The number of its first task: how many are learned already."""
+
+    @property
+    def numbers(self) -> range:
+        """Those of its tasks."""
+        return range(self.first, self.first + self.tasks)
 
 
 def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expected: Expected, stored: int = 0) -> None:
@@ -57,10 +64,10 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expec
     adapters = None
     if not expected.quick:
         taught = sum(taught_share(Path(folder)) * len(photo_files(Path(folder))) for folder in folders) + stored
-        adapters = forecast_adapters(encoder, photos, round(taught), tasks, expected.classes, each, expected.preset,
-                                     expected.seed)  # fmt: skip
+        adapters = forecast_adapters(encoder, photos, round(taught), expected.numbers, expected.classes, each,
+                                     expected.preset, expected.seed)  # fmt: skip
         phases |= adapters.phases
-    phases |= {f"task {task}": per_task for task in range(tasks)}
+    phases |= {f"task {task} (": per_task for task in expected.numbers}
     phases[MEASURING] = 0.1 * per_task
     vectors, matrix = len(photos) + stored + (adapters.vectors if adapters else 0), 8 * length**2
     device = "the CPU" if encoder.provider == CPU else encoder.provider

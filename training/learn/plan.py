@@ -109,7 +109,7 @@ def _opened(
     places = {data or lesson.data for lesson in config.lessons[-1:] if lesson.dataset != QUARANTINE}
     items = sum(len(numbers) for lesson in config.lessons[-1:] for numbers in lesson.items.values())
     new = config.tasks[learned:]
-    expected = Expected(len(new), sum(map(len, new)), config.preset, config.seed, config.quick)
+    expected = Expected(len(new), sum(map(len, new)), config.preset, config.seed, config.quick, learned)
     announce(encoder, reporter, sorted(filter(None, places)), expected, items)
     return Sources(config, data, quarantine, encoder)
 

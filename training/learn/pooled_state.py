@@ -50,7 +50,7 @@ class PooledState:
 
     def decider(self, alpha: float) -> PooledDecider:
         """The decision by the classifier after the last task."""
-        rule = Rule(score=POOLED, alpha=alpha, tasks=self.rules, joint=True)
+        rule = Rule(score=POOLED, alpha=alpha, tasks=self.rules, joint=True, expectation=True)
         teachable = None
         if self.factors is not None and self.classifiers:
             teachable = Teachable(self.factors, self.memory, self.classifiers[-1].settings)

@@ -44,28 +44,29 @@ def forecast_adapters(
     encoder: Encoder,
     photos: Sequence[Original],
     taught: int,
-    tasks: int,
+    tasks: range,
     classes: int,
     each: float,
     preset: Preset,
     seed: int,
 ) -> AdapterForecast:
-    """`photos` are all photos, of which about `taught` are learned from; one is encoded in `each` seconds."""
-    rotations = preset.network.rotations
-    per_task = max(classes // max(tasks, 1), 1)
-    most = tasks * min(MOST_PER_CLASS * per_task, MOST_PER_TASK)
+    """`photos` are all photos, of which about `taught` are learned from in the tasks with the numbers `tasks`; one is
+    encoded in `each` seconds."""
+    rotations, count_of_tasks = preset.network.rotations, max(len(tasks), 1)
+    per_task = max(classes // count_of_tasks, 1)
+    most = len(tasks) * min(MOST_PER_CLASS * per_task, MOST_PER_TASK)
     learned = min(taught, most)
     turned, augmented = turned_view(rotations), augmented_view(0, seed, rotations, preset.augmentation)
     seconds = {"turned": 0.0, "augmented": 0.0}
     for name, view, count in (("turned", turned, rotations - 1), ("augmented", augmented, AUGMENTED * rotations)):
         cached = len(photos) - encoder.missing(photos, view) if count else 0
         seconds[name] = each * count * max(learned - cached, 0)
-    steps = learned / max(tasks, 1)
+    steps = learned / count_of_tasks
     features, head = (rate * steps for rate in seconds_per_photo(preset))
     phases = {}
-    for task in range(tasks):
+    for task in tasks:
         for name, total in seconds.items():
-            phases[f"views of task {task}, {name}"] = total / tasks
+            phases[f"views of task {task}, {name}"] = total / count_of_tasks
         phases[f"adapter of task {task}, features"] = features
         phases[f"adapter of task {task}, head"] = head
     views = rotations - 1 + AUGMENTED * rotations

@@ -54,7 +54,7 @@ def learn(tasks: Sequence[Task], projection: Projection | None = None) -> list[L
 
 
 def model_of(learned: Sequence[LearnedTask]) -> tuple[PooledModel, Rule]:
-    rule = Rule(score="pooled", alpha=0.05, tasks=tuple(each.rule for each in learned), joint=True)
+    rule = Rule(score="pooled", alpha=0.05, tasks=tuple(each.rule for each in learned), joint=True, expectation=True)
     return PooledModel(learned[-1].classifier, tuple(each.detector for each in learned)), rule
 
 

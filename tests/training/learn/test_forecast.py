@@ -1,0 +1,91 @@
+"""What is announced before a run with a trunk begins covers what it then does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from models.trunks.cache_settings import FOLDER_VARIABLE
+from tests.helpers import raise_at_call
+from tests.helpers_photos import write_photos
+from training import fit
+from training.learn import pooled_learner
+from training.show import console
+from training.show.whole_run import WholeRun
+
+WORDS = ["--size", "64", "--epochs", "1", "--width", "16", "--batch-size", "16"]
+
+
+class Followed(WholeRun):
+    """Remembers which phases began and which were never reached."""
+
+    every: list[Followed]
+
+    def __init__(self, console: Console, phases: Mapping[str, float]) -> None:
+        super().__init__(console, phases)
+        self.expected, self.begun, self.estimated = dict(phases), list[str](), list[float]()
+        self.every.append(self)
+
+    def begin(self, name: str) -> float:
+        seconds = super().begin(name)
+        self.begun.append(name)
+        self.estimated.append(seconds)
+        return seconds
+
+    @property
+    def adapters(self) -> set[int]:
+        """The tasks of which an adapter was expected."""
+        return {int(found[1]) for name in self.expected if (found := re.match(r"adapter of task (\d+)", name))}
+
+    def learned(self) -> None:
+        """Check that all of what was learned was expected, and all of what was expected to be learned was."""
+        of_tasks = "task ", "adapter of task "
+        unexpected = [
+            name
+            for name, seconds in zip(self.begun, self.estimated, strict=True)
+            if name.startswith(of_tasks) and not seconds
+        ]
+        assert not unexpected
+        began = tuple(self.begun)
+        expected = [name for name in self.expected if name.startswith(of_tasks)]
+        assert expected
+        assert not [name for name in expected if not any(each.startswith(name) for each in began)]
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Followed]:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(Followed, "every", [], raising=False)
+    monkeypatch.setattr(console, "WholeRun", Followed)
+    return Followed.every
+
+
+def test_the_bar_covers_new_added_and_resumed_tasks(
+    followed: list[Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, run = write_photos(tmp_path / "photos", disc=8, stripes=8, checks=8, triangle=8, ring=8), tmp_path / "run"
+    assert fit.main(["--data", str(photos), "--tasks", "disc,stripes", "--out", str(run), *WORDS]) == 0
+    assert fit.main(["--out", str(run), "--add-task", "checks,triangle"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        raise_at_call(patch, pooled_learner, "learn_task", 1)
+        assert fit.main(["--out", str(run), "--add-task", "ring"]) == 2
+    assert fit.main(["--out", str(run), "--resume"]) == 0
+    assert [each.adapters for each in followed] == [{0}, {1}, {2}, {2}]
+    for each in (*followed[:2], followed[3]):
+        each.learned()
+    announced = [line for line in capsys.readouterr().err.splitlines() if "expected: about" in line]
+    assert len(announced) == 4
+    assert all("for more views and about" in line and "to learn adapters" in line for line in announced)
+
+
+def test_the_phases_of_task_1_are_not_those_of_task_10(followed: list[Followed]) -> None:
+    reporter = console.Reporter()
+    reporter.expect({"task 1 (": 3.0, "task 10 (": 5.0})
+    with reporter.phase("task 10 (a): statistics"):
+        pass
+    reporter.end()
+    assert followed[0].estimated == [5.0]
