@@ -37,6 +37,11 @@ def add_export_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--data", metavar="FOLDER", help="where the images are now, if they were moved since")
     add_trunk_weights_option(parser)
+    parser.add_argument(
+        "--no-teaching",
+        action="store_true",
+        help="with a trunk: a smaller bundle, from which no server can learn classes",
+    )
     add_gate_options(parser)
 
 
@@ -105,6 +110,7 @@ def export_chosen(chosen: argparse.Namespace) -> int:
             shelf=Shelf(chosen.publish) if chosen.publish else None,
             force=chosen.force,
             max_loss=chosen.max_loss,
+            teaching=not chosen.no_teaching,
         )
     except (RunError, *EXPORT_ERRORS) as error:
         print(f"error: {escaped(error)}", file=sys.stderr)

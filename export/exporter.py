@@ -204,9 +204,18 @@ class Exporter:
 class TrunkExporter(Exporter):
     """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier beside it."""
 
-    def __init__(self, run: Run, folder: Path, evidence: Evidence, trunk: Trunk, before: Bundle | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        evidence: Evidence,
+        trunk: Trunk,
+        before: Bundle | None = None,
+        *,
+        teaching: bool = True,
+    ) -> None:
         super().__init__(run, folder, evidence, cascade="off")
-        self.before = before
+        self.before, self.teaching = before, teaching
         # Images of the size of a photo are not small beside the classifier.
         self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
         self.trunk = trunk
@@ -220,7 +229,7 @@ class TrunkExporter(Exporter):
         if refused := [precision for precision in precisions if precision not in TRUNK_PRECISIONS]:
             allowed = ", ".join(TRUNK_PRECISIONS)
             raise WriteError(f"precision {', '.join(refused)} is not available with a trunk; allowed: {allowed}")
-        write_trunk(self.folder, self.trunk, self.decider)
+        write_trunk(self.folder, self.trunk, self.decider, teaching=self.teaching)
         pixels = synthetic_images(self.run.config.preset.image, VERIFIED_IMAGES)
         answers, self.verification["fp32"] = verify_trunk(self.folder, self.run, pixels, self.evidence)
         self.keep("fp32", {name: values[:GOLDEN_PHOTOS] for name, values in answers.items()})
@@ -282,12 +291,14 @@ def export(
     force: bool = False,
     max_loss: float | None = None,
     trunk_weights: Path | None = None,
+    teaching: bool = True,
 ) -> Exported:
     """Bake, write and verify a run. With a shelf, `out` is its folder, and the new bundle becomes its current one.
 
     `data` and `quarantine` are where the images of the run are now, if not where it learned from. A run that does not
     work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL or known images become
     unknown, needs `force`; with a named `decision`, it also replaces the one of the shelf.
+    Without `teaching`, the bundle of a run with a trunk has nothing that a server could learn classes from.
     """
     for precision in precisions or ():
         if precision not in PRECISIONS:
@@ -319,7 +330,7 @@ def export(
         if trunk is None:
             exporter = Exporter(run, fresh, evidence, cascade=cascade)
         else:
-            exporter = TrunkExporter(run, fresh, evidence, trunk, before)
+            exporter = TrunkExporter(run, fresh, evidence, trunk, before, teaching=teaching)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         exporter.add_map()
         manifest = exporter.seal(quality, before, _origin(run, folder))

@@ -27,16 +27,19 @@ from training.learn.pooled_decision import PooledDecider
 from training.run import Run
 
 BATCH = 16
+WHY_NOT = "it was begun by an earlier version, or has too many photos"
 
 
-def write_trunk(folder: Path, trunk: Trunk, decider: PooledDecider) -> None:
+def write_trunk(folder: Path, trunk: Trunk, decider: PooledDecider, *, teaching: bool = True) -> None:
     """Write the files that replace the graphs of a network learned from scratch, and those to learn classes from."""
     (folder / TRUNK).write_bytes(trunk.model)
     (folder / MAPS).write_bytes(maps_beside(trunk.model, TRUNK))
     for name, arrays in _files_of(decider.model).items():
         (folder / name).write_bytes(archive(arrays))
-    if decider.teachable is None:
-        note("this run was begun before the part of each class was kept: no server can learn from its bundle")
+    if not teaching:
+        note("without the parts of its classes, no server can learn from this bundle")
+    elif decider.teachable is None:
+        note(f"this run has not kept the parts of its classes ({WHY_NOT}): no server can learn from its bundle")
     elif decider.teachable.factors.size > MOST_UNPACKED:
         size = f"{decider.teachable.factors.size / 1e6:.0f} MB"
         note(f"the parts of all classes take {size}, more than a server reads: it cannot learn from this bundle")

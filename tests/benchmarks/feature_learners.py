@@ -284,9 +284,9 @@ class JointHead(SequentialHead):
 
 
 class Ours(FeatureLearner):
-    """What `openworld fit` learns and a server answers by."""
+    """What `openworld fit --quick` learns and a server answers by."""
 
-    name = "openworld"
+    name = "openworld, statistics"
 
     def __init__(self, dim: int, seed: int, projection: Projection | None = None) -> None:
         super().__init__(dim, seed)

@@ -36,6 +36,8 @@ from serving.bundle.session import open_session, session_options
 from serving.client import Client, ServiceError
 from serving.quarantine.records import Arrival
 from serving.quarantine.store import Store
+from serving.teaching.curriculum import Curriculum
+from serving.teaching.errors import TeachError
 from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
 from tests.helpers_photos import grown_run, photo, write_photos
 from tests.helpers_serving import PATIENCE, ROOT, eventually, reseal, saved, serving
@@ -106,6 +108,17 @@ def test_a_bundle_holds_the_trunk_once_and_little_else(line: Line) -> None:
     assert config.trunk is not None
     assert bundle.manifest.trunk.sha256 == config.trunk.sha256
     assert bundle.rule.joint
+    assert bundle.rule.by_expectation
+
+
+def test_a_bundle_without_teaching_answers_the_same_and_cannot_be_taught(line: Line, tmp_path: Path) -> None:
+    assert export([str(line.run), "--out", str(tmp_path / "small"), "--no-teaching"]) == 0
+    small, whole = load_bundle(tmp_path / "small"), load_bundle(line.bundle)
+    assert {*whole.manifest.files} - {*small.manifest.files} == {STATISTICS}
+    assert small.manifest.files[POOLED] == whole.manifest.files[POOLED]
+    with pytest.raises(TeachError, match=r"no statistics\.npz"):
+        Curriculum.of(small)
+    assert len(Curriculum.of(whole).teachable.factors.classes) == 4
 
 
 def test_an_answer_does_not_depend_on_the_rest_of_its_batch(line: Line) -> None:

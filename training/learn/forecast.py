@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from serving.bundle.pooled.factors import MOST_KEPT
 from serving.bundle.pooled.learning import SOLVES, projection_for
 from serving.bundle.providers import CPU
 from serving.bundle.terminal import duration
@@ -29,6 +30,8 @@ BASE_MEMORY = 6e8
 """Bytes of the process itself, with its libraries and the trunk."""
 COPIES = 4
 """Matrices of the size of the statistics that are in memory at a time."""
+COPIES_OF_FACTORS = 3
+"""Of what each class adds to them: before and after a task, and in the checkpoint that is written."""
 
 
 class Expected(NamedTuple):
@@ -69,6 +72,8 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expec
         phases |= adapters.phases
     phases |= {f"task {task} (": per_task for task in expected.numbers}
     phases[MEASURING] = 0.1 * per_task
+    # Every photo adds a row to the factor of its class, which a checkpoint copies.
+    factors = min(4 * length * (len(photos) + stored), MOST_KEPT)
     vectors, matrix = len(photos) + stored + (adapters.vectors if adapters else 0), 8 * length**2
     device = "the CPU" if encoder.provider == CPU else encoder.provider
     spec = encoder.spec
@@ -81,9 +86,9 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expec
     reporter.print(
         f"expected: about {duration(sum(phases.values()))} in total (about {duration(phases['encoding'])} to encode, "
         f"{_of_adapters(adapters)}about {duration(per_task)} per task), "
-        f"{(BASE_MEMORY + COPIES * matrix) / 1e9:.1f} GB of memory, "
+        f"{(BASE_MEMORY + COPIES * matrix + COPIES_OF_FACTORS * factors) / 1e9:.1f} GB of memory, "
         f"{4 * encoder.spec.dim * vectors / 1e6:.0f} MB for vectors in {encoder.folder}, "
-        f"{matrix / 1e6:.0f} MB for the run"
+        f"{(matrix + 2 * factors) / 1e6:.0f} MB for the run"
     )
     for note in encoder.trunk.notes:
         reporter.print(f"{spec.public_name}: {note}")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from models.masks.all_reduce import processes
 from serving.bundle.pooled import PooledClassifier, Statistics, learn_task, projection_for
-from serving.bundle.pooled.factors import ClassFactors
+from serving.bundle.pooled.factors import MOST_KEPT, ClassFactors
 from training.config import POOLED, RunConfig
 from training.data.images import Images, Source, join
 from training.data.sources import Sources
@@ -86,8 +87,7 @@ class PooledLearner:
         seed = seed_from(self.config.seed, task, POOLED)
         state = self.state
         learned = learn_task(state.statistics, state.memory, images.pixels, class_ids, seed, state.earlier)
-        factors = None if state.factors is None else state.factors.with_classes(images.pixels, class_ids)
-        self.state = state.with_task(learned, factors)
+        self.state = state.with_task(learned, self._factors_with(task, images, class_ids))
         if self.adapters is not None and data is not None:
             with self._timed_adapters():
                 # Statistics that have not seen the photos that judge the adapter.
@@ -96,6 +96,19 @@ class PooledLearner:
                 beside = PooledClassifier.fit(unseen, learned.classifier.settings)
                 self.adapters.judge(task, data, beside.logits(images.at(out).pixels))
         self._save(replace(self.progress, task=task + 1, phase="features", epoch=0, images="", decision=POOLED))
+
+    def _factors_with(self, task: int, images: Images, class_ids: NDArray[np.int64]) -> ClassFactors | None:
+        """Those of the classes so far, unless they have become too large to be kept."""
+        if self.state.factors is None:
+            return None
+        factors = self.state.factors.with_classes(images.pixels, class_ids)
+        if factors.size <= MOST_KEPT:
+            return factors
+        self.reporter.print(
+            f"{title(self.config, task)}: the parts of all classes take {factors.size / 1e6:.0f} MB, and at most "
+            f"{MOST_KEPT / 1e6:.0f} MB are kept: no server can learn further classes from this run"
+        )
+        return None
 
     def _save(self, progress: Progress, optimizer: torch.optim.Optimizer | None = None) -> None:
         now = time.monotonic()

@@ -89,7 +89,10 @@ def save(
 ) -> None:
     """Write the checkpoint; the previous one is kept beside it. `pooled` are the arrays of pooled statistics."""
     tensors = {} if network is None else {NETWORK + name: value for name, value in network.state_dict().items()}
-    tensors |= {POOLED + name: torch.from_numpy(np.array(value)) for name, value in (pooled or {}).items()}
+    tensors |= {
+        POOLED + name: torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        for name, value in (pooled or {}).items()
+    }
     if optimizer is not None:
         for number, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():

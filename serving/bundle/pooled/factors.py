@@ -11,7 +11,7 @@ The Gram matrix of `Statistics` is the sum over these factors, so that taking a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,8 +25,10 @@ from serving.bundle.pooled.statistics import Statistics, StatisticsError
 Array = NDArray[np.floating[Any]]
 Doubles = NDArray[np.float64]
 
-AT_ONCE = 64
-"""Classes whose factors are multiplied together; all of them at once may not fit into memory."""
+AT_ONCE = 4096
+"""Rows that are multiplied together; all of them at once may not fit into memory."""
+MOST_KEPT = 256_000_000
+"""Bytes of the factors of all classes that a run keeps, so that servers can learn from it: a checkpoint copies them."""
 EXACT = 256
 """Images of a class up to which its stand-ins are exact; those of larger classes are drawn."""
 
@@ -105,12 +107,23 @@ class ClassFactors:
         found.counts = np.array([each.images for each in self.classes], np.int64)
         found.sums = np.array([each.total for each in self.classes]).reshape(-1, self.projection.length)
         # sum phi phi' of a class is R'R + n m m'. A product of many rows is faster than many products of few.
-        for start in range(0, len(self.classes), AT_ONCE):
-            some = self.classes[start : start + AT_ONCE]
+        for some in self._parts():
             means = [np.sqrt(each.images) * each.mean[None] for each in some]
             rows = np.concatenate([*(each.rows for each in some), *means])
             found.gram += rows.T @ rows
         return found
+
+    def _parts(self) -> Iterator[list[ClassFactor]]:
+        """The classes, as many at a time as have about AT_ONCE rows."""
+        some, rows = list[ClassFactor](), 0
+        for each in self.classes:
+            some.append(each)
+            rows += len(each.rows)
+            if rows >= AT_ONCE:
+                yield some
+                some, rows = [], 0
+        if some:
+            yield some
 
     @property
     def size(self) -> int:

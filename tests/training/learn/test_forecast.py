@@ -10,10 +10,14 @@ import pytest
 from rich.console import Console
 
 from models.trunks.cache_settings import FOLDER_VARIABLE
+from models.trunks.trunk import open_trunk
 from tests.helpers import raise_at_call
 from tests.helpers_photos import write_photos
 from training import fit
+from training.data.encoder import Encoder
 from training.learn import pooled_learner
+from training.learn.forecast import Expected, announce
+from training.learn.photos import photos_preset
 from training.show import console
 from training.show.whole_run import WholeRun
 
@@ -64,6 +68,7 @@ def followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Followed]:
     return Followed.every
 
 
+@pytest.mark.long
 def test_the_bar_covers_new_added_and_resumed_tasks(
     followed: list[Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +85,20 @@ def test_the_bar_covers_new_added_and_resumed_tasks(
     announced = [line for line in capsys.readouterr().err.splitlines() if "expected: about" in line]
     assert len(announced) == 4
     assert all("for more views and about" in line and "to learn adapters" in line for line in announced)
+
+
+def test_the_tasks_that_are_announced_have_their_numbers(followed: list[Followed], tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", disc=4, stripes=4)
+    trunk, reporter = open_trunk("efficientnet-lite0", size=64), console.Reporter()
+    expected = Expected(2, 4, photos_preset(trunk.spec, width=16), 0, quick=False, first=4)
+    announce(Encoder(trunk), reporter, [str(photos)], expected)
+    for name in ("task 4 (a, b): statistics", "adapter of task 5, features", "views of task 4, turned"):
+        with reporter.phase(name):
+            pass
+    reporter.end()
+    assert followed[0].adapters == {4, 5}
+    assert min(followed[0].estimated[:2]) > 0
+    assert {"views of task 4, turned", "task 5 ("} <= {*followed[0].expected}
 
 
 def test_the_phases_of_task_1_are_not_those_of_task_10(followed: list[Followed]) -> None:
