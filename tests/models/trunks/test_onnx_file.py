@@ -129,7 +129,7 @@ def test_a_model_for_any_size_takes_the_one_that_is_given(tmp_path: Path) -> Non
     trunk = open_trunk(f"onnx:{file}", size=96)
     np.testing.assert_allclose(encode(trunk, pixels_of(side=96)), expected(pixels_of(side=96), *IMAGENET), atol=1e-5)
     open_shape = write_model(tmp_path / "open.onnx", shape=("a", "b", "c", "d"))
-    with pytest.raises(TrunkError, match="leaves open where the channels are; say it with --trunk-option layout=nchw"):
+    with pytest.raises(TrunkError, match="leaves open where the channels are; give it with --trunk-option layout=nchw"):
         open_trunk(f"onnx:{open_shape}")
     assert open_trunk(f"onnx:{open_shape}", size=64, options={"layout": "nchw"}).spec.options["layout"] == "nchw"
 

@@ -207,7 +207,7 @@ def _commands() -> list[list[str]]:
 
 def test_a_shelf_without_a_bundle_refuses_to_start(tmp_path: Path) -> None:
     errors = refused(serve_command(free_port()), tmp_path / "home", None, {"OPENWORLD_BUNDLES": str(tmp_path)})
-    assert errors == [f"{tmp_path}: no link `current` to a bundle; publish one there first"]
+    assert errors == [f"error: {tmp_path}: no link `current` to a bundle; publish one there first"]
 
 
 def test_without_token_and_shelf_nothing_is_added(server: Server) -> None:

@@ -289,7 +289,7 @@ def test_rename_and_merge(bundle: Path, tmp_path: Path) -> None:
     [
         (lambda model: model.forget("yak"), "no class 'yak'"),
         (lambda model: model.rename("ant", "bee"), "'bee' is a class already"),
-        (lambda model: model.rename("ant", "unknown"), "cannot be called 'unknown'"),
+        (lambda model: model.rename("ant", "unknown"), "label is 'unknown'; allowed: 1 to"),
         (
             lambda model: model.teach({"yak": pictures("elk", 1)}),
             "too few examples of 'yak' \\(1\\); allowed: at least 2",
