@@ -114,7 +114,7 @@ def test_what_cannot_be_used_stops_the_server_at_the_start(
     chosen: dict[str, str], problem: str, bundle: Path, tmp_path: Path
 ) -> None:
     variables = {f"OPENWORLD_QUARANTINE_{name}": value for name, value in chosen.items()}
-    refusing = pytest.raises(RuntimeError, match=f"exit code 2:\n{problem}")
+    refusing = pytest.raises(RuntimeError, match=f"exit code 2:\nerror: {problem}")
     with refusing as refused, serving(tmp_path / "home", bundle, settings=variables):
         pass
     assert "secret" not in str(refused.value)

@@ -77,7 +77,8 @@ def test_the_bar_covers_new_added_and_resumed_tasks(
     assert fit.main(["--out", str(run), "--add-task", "checks,triangle"]) == 0
     with pytest.MonkeyPatch.context() as patch:
         raise_at_call(patch, pooled_learner, "learn_task", 1)
-        assert fit.main(["--out", str(run), "--add-task", "ring"]) == 2
+        with pytest.raises(OSError, match="learn_task died"):
+            fit.main(["--out", str(run), "--add-task", "ring"])
     assert fit.main(["--out", str(run), "--resume"]) == 0
     assert [each.adapters for each in followed] == [{0}, {1}, {2}, {2}]
     for each in (*followed[:2], followed[3]):
