@@ -81,8 +81,11 @@ def test_the_bar_covers_new_added_and_resumed_tasks(
             fit.main(["--out", str(run), "--add-task", "ring"])
     assert fit.main(["--out", str(run), "--resume"]) == 0
     assert [each.adapters for each in followed] == [{0}, {1}, {2}, {2}]
-    for each in (*followed[:2], followed[3]):
+    for each in followed[:2]:
         each.learned()
+    # What was learned before the end is not learned again.
+    assert followed[3].begun == ["adapter of task 2, head", "task 2 (ring): statistics of 7 photos", "measuring"]
+    assert min(followed[3].estimated) > 0
     announced = [line for line in capsys.readouterr().err.splitlines() if "expected: about" in line]
     assert len(announced) == 4
     assert all("for more views and about" in line and "to learn adapters" in line for line in announced)
