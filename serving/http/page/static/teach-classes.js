@@ -179,7 +179,7 @@ async function merge(label) {
 async function remove(label) {
   const entry = entryOf(label);
   const count = entry.learned + entry.waiting;
-  const forgets = "The model forgets this class, as if it had never learned it. You can go back to the version before.";
+  const forgets = "The model forgets this class. You can go back to the version before.";
   const reply = await ask({
     title: `Delete ${quoted(label)}?`,
     text: entry.in_model ? forgets : "The model has not learned this class yet.",
