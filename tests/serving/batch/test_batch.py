@@ -273,6 +273,8 @@ def test_an_image_that_ends_every_process_is_a_row(bundle: Path, stuck: Path, wh
         for _ in range(3):
             with held_open(pipe) as reader:
                 os.kill(reader, signal.SIGKILL)
+                # Until it is gone, the next turn would find the same process.
+                eventually(lambda: not psutil.pid_exists(reader))
         running.result()
     found, undisturbed = rows(out), rows(whole)
     (place,) = [at for at, row in enumerate(found) if row["file"] == "below/31.png"]
