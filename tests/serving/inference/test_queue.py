@@ -533,7 +533,8 @@ def test_a_durable_quarantine_comes_before_the_answer(model: BundleModel) -> Non
         with pytest.raises(QuarantineAwayError, match="not stored: queue_full"):
             await lost
 
-    with_queue(WithFeatures(model), body, keeper=keeper)
+    # One thread, so that the images are stored in the order in which they were submitted.
+    with_queue(WithFeatures(model), body, keeper=keeper, threads=1)
 
 
 def test_without_a_keeper_no_features_are_asked_for(model: BundleModel) -> None:
