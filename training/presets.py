@@ -68,7 +68,7 @@ def _on_two_cores(paper: Preset, images_per_class: int, first: float, later: flo
         image=_image(32, "RGB"),
         network=_colour("convnet", 32, base=32, hidden=512, hidden_norm=True, pooled=False),
         features=_adam_features(6, 32, lr=1e-3, warmup=1, sparsity_first=first, sparsity_later=later),
-        head=HeadLearning(epochs=2, batch_size=64, lr=5e-3),
+        head=HeadLearning(epochs=4, batch_size=64, lr=5e-3),
         augmentation=Augmentation(crop_area=(0.6, 1.0), jitter_share=0.5, hue=0.05, grey_share=0.0),
         images_per_class=images_per_class,
     )
@@ -104,7 +104,7 @@ PRESETS: dict[str, Preset] = {
             image=_image(28, "L"),
             network=_grey("convnet", 28, base=32, hidden=512, padded=False),
             features=_adam_features(3, 32, lr=1e-3, warmup=1),
-            head=HeadLearning(epochs=1, batch_size=32, lr=5e-3),
+            head=HeadLearning(epochs=2, batch_size=32, lr=5e-3),
             augmentation=DIGIT_VIEWS,
             images_per_class=6000,
         ),
