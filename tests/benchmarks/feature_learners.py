@@ -290,13 +290,15 @@ class Ours(FeatureLearner):
 
     def __init__(self, dim: int, seed: int, projection: Projection | None = None) -> None:
         super().__init__(dim, seed)
-        self.projection = projection or projection_for(dim)
+        self.projection = projection
         self.learned: LearnedTask | None = None
         self.tasks: tuple[EarlierTask, ...] = ()
 
     def add(self, encoded: Array, class_ids: Ids) -> None:
         if self.learned is None:
-            statistics, memory = Statistics(self.projection), ChoiceMemory()
+            per_class = len(class_ids) / len(np.unique(class_ids))
+            projection = self.projection or projection_for(self.dim, per_class)
+            statistics, memory = Statistics(projection), ChoiceMemory()
         else:
             statistics, memory = self.learned.statistics, self.learned.memory
         self.learned = learn_task(statistics, memory, encoded, class_ids, self.seed, self.tasks)

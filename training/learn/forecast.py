@@ -61,12 +61,13 @@ def announce(encoder: Encoder, reporter: Reporter, folders: Sequence[str], expec
     some = [photos[place] for place in np.linspace(0, len(photos) - 1, SAMPLED).astype(int)] if photos else []
     each = encoder.seconds_per_image(some)
     missing = encoder.missing(photos) + stored
-    length, tasks = projection_for(encoder.spec.dim).length, expected.tasks
+    taught = sum(taught_share(Path(folder)) * len(photo_files(Path(folder))) for folder in folders) + stored
+    # Of the added tasks of a run, the first task decided; this is an estimate.
+    length, tasks = projection_for(encoder.spec.dim, taught / max(expected.classes, 1)).length, expected.tasks
     per_task = SOLVES * seconds_to_solve(length)
     phases = {"encoding": each * missing}
     adapters = None
     if not expected.quick:
-        taught = sum(taught_share(Path(folder)) * len(photo_files(Path(folder))) for folder in folders) + stored
         adapters = forecast_adapters(encoder, photos, round(taught), expected.numbers, expected.classes, each,
                                      expected.preset, expected.seed)  # fmt: skip
         phases |= adapters.phases

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.masks.all_reduce import processes
-from serving.bundle.pooled import PooledClassifier, Statistics, learn_task, projection_for
+from serving.bundle.pooled import PooledClassifier, Projection, Statistics, learn_task, projection_for
 from serving.bundle.pooled.factors import MOST_KEPT, ClassFactors
 from training.config import POOLED, RunConfig
 from training.data.images import Images, Source, join
@@ -42,8 +42,7 @@ class PooledLearner:
 
     def __post_init__(self) -> None:
         assert self.config.trunk is not None
-        projection = projection_for(self.config.trunk.dim)
-        self.state = PooledState(Statistics(projection), factors=ClassFactors(projection))
+        self.state = _nothing_learned(projection_for(self.config.trunk.dim))
         self.adapters: AdapterLearner | None = None
         if not self.config.quick:
             if processes() > 1:
@@ -85,6 +84,9 @@ class PooledLearner:
         place = {label: first + number for number, label in enumerate(self.config.tasks[task])}
         class_ids = np.array([place[str(label)] for label in images.labels])
         seed = seed_from(self.config.seed, task, POOLED)
+        if task == 0:
+            per_class = len(images) / len(self.config.tasks[0])
+            self.state = _nothing_learned(projection_for(self.state.statistics.projection.dim, per_class))
         state = self.state
         learned = learn_task(state.statistics, state.memory, images.pixels, class_ids, seed, state.earlier)
         self.state = state.with_task(learned, self._factors_with(task, images, class_ids))
@@ -136,6 +138,10 @@ class PooledLearner:
                 f"{title(self.config, task)}: {photos} photos in all are too few to call an image unknown at alpha "
                 f"{rule.alpha}; needed: {math.ceil(1 / rule.alpha)}. Until then, every image is called known"
             )
+
+
+def _nothing_learned(projection: Projection) -> PooledState:
+    return PooledState(Statistics(projection), factors=ClassFactors(projection))
 
 
 def task_images(source: Source, config: RunConfig, task: int) -> Images:

@@ -39,8 +39,10 @@ from serving.bundle.pooled.unknown_choice import (
 
 SOLVES = len(SHRINKAGES) + len(RIDGES) + 1
 """How many systems of equations of the size of the statistics are solved per task."""
-ROWS = 16
-"""Signed sums per group of numbers: |P x| is a quarter as long as x."""
+ROWS, MANY_ROWS = 16, 64
+"""Signed sums per group of numbers: with few photos, |P x| has a quarter as many numbers as x; with many, as many."""
+MANY_PHOTOS = 100
+"""Photos per class from which the wider expansion pays: with fewer it takes time and gains nothing."""
 
 Array = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -86,10 +88,12 @@ class ScoredImages(NamedTuple):
     summands: tuple[Standardised, ...]
 
 
-def projection_for(dim: int) -> Projection:
-    """The expansion of encoded vectors of a trunk: fixed when a run begins, because sums of another one cannot be made
-    from its sums."""
-    return Projection(dim, ROWS)
+def projection_for(dim: int, photos_per_class: float = 0.0) -> Projection:
+    """The expansion of encoded vectors of a trunk.
+
+    It is fixed by the photos of the first task, because the sums of another one cannot be made from its sums.
+    """
+    return Projection(dim, MANY_ROWS if photos_per_class >= MANY_PHOTOS else ROWS)
 
 
 def learn_task(
