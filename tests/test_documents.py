@@ -99,6 +99,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
 
+def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    """What they do is tested by tests/e2e/test_make_demo.py; `make test` runs this test."""
+    readme = (ROOT / "README.md").read_text()
+    section = readme.partition("## Two commands\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```text\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^make ([a-z-]+)", block, re.MULTILINE) == ["demo", "test"]
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z-]+)", section))
+    assert "demo-loop" in named
+    assert named <= targets
+
+
 def test_the_response_in_the_readme_is_one_of_the_service() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     content = json.loads(shown)
