@@ -19,9 +19,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from models.trunks import cache_settings
 from serving.__main__ import GRACE
 from serving.http.middleware import PROBES
-from serving.settings import PREFIX, Settings, variable
+from serving.settings import PREFIX, Settings, WorkerSettings, variable
 from serving.telemetry.metrics import exposition
 from tests.helpers_serving import (
     GRAPH,
@@ -39,6 +40,8 @@ DOCS = ROOT / "docs"
 GUIDE, SETTINGS = DOCS / "howto/deploy.md", DOCS / "reference/settings.md"
 KUBERNETES = DOCS / "kubernetes"
 VARIABLES = {variable(name) for name in Settings.model_fields}
+OF_LEARNING = {cache_settings.FOLDER_VARIABLE, cache_settings.LIMIT_VARIABLE}
+PACKAGES = ("models", "training", "export", "serving")
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bento built from a copy of the project with a tiny bundle: what an image is made from."""
     home, project = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "bentofile.yaml", project)
-    for package in ("serving", "training", "models", "export"):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, project / package)
     write_bundle(project / "runs/demo/bundle")
     (project / "runs/demo/checkpoint.safetensors").write_bytes(b"not for serving")
@@ -372,9 +375,16 @@ def entered(bento: Path, arguments: list[str], home: Path) -> Any:
 
 def test_every_setting_is_described() -> None:
     described = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", SETTINGS.read_text()))
-    assert described == VARIABLES
+    assert described == VARIABLES | OF_LEARNING
     mentioned = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", GUIDE.read_text()))
     assert mentioned <= VARIABLES, "a setting that does not exist"
+
+
+def test_the_code_mentions_only_settings_that_are_described() -> None:
+    internal = {variable(name) for name in WorkerSettings.model_fields}
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    mentioned = {name for path in sources for name in re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", path.read_text())}
+    assert mentioned <= VARIABLES | OF_LEARNING | internal
 
 
 def test_described_defaults_are_the_defaults() -> None:
@@ -383,3 +393,4 @@ def test_described_defaults_are_the_defaults() -> None:
     for name, field in Settings.model_fields.items():
         if isinstance(field.default, (int, float)) and not isinstance(field.default, bool) and field.default:
             assert float(described[name]) == field.default, name
+    assert float(described["cache_gb"]) == cache_settings.DEFAULT_GB
