@@ -80,7 +80,7 @@ def test_make_demo_loop_ends_with_its_promises_kept(checkout: Path, tmp_path: Pa
     port, log = free_port(), tmp_path / "log"
     code = make(checkout, "demo-loop", port, log).wait(10 * PATIENCE)
     printed = log.read_text()
-    promises = {text: met for met, text in re.findall(r"^(yes|NO)  (.+)$", printed, re.MULTILINE)}
+    promises = {text: met for met, text in re.findall(r"^(yes|NO) +(.+)$", printed, re.MULTILINE)}
     assert len(promises) > 5, printed
     # The rate depends on what else the processors do.
     broken = {text for text, met in promises.items() if met == "NO"}

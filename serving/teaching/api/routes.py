@@ -78,6 +78,7 @@ class ExportQuery(ApiModel):
 
 router = APIRouter(
     prefix="/teach",
+    tags=["Teaching"],
     responses=error_responses(
         errors.AdminTokenError,
         errors.AdminOffError,
