@@ -24,7 +24,7 @@ GRACE = 2
 
 def main(arguments: list[str] | None = None, program: str = "openworld serve") -> int:
     """Replace this process by the server; return only if it cannot start."""
-    chosen = _parser(program).parse_args(arguments)
+    chosen = _parser(program).parse(arguments)
     if chosen.bundle is not None:
         os.environ["OPENWORLD_BUNDLE"] = str(chosen.bundle)
     # BentoML would report its use to its makers.

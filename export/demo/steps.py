@@ -35,7 +35,7 @@ class Result(Protocol):
 def add_options(parser: CommandParser) -> None:
     """The options of every demonstration."""
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for all files; deleted first")
-    parser.add_argument("--port", type=address.port, default=3000)
+    parser.add_argument("--port", type=address.port, default=3000, help="the TCP port to listen on; default: 3000")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
 
 
