@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,13 +23,13 @@ from serving.__main__ import GRACE
 from serving.http.middleware import PROBES
 from serving.settings import PREFIX, Settings, WorkerSettings, variable
 from serving.telemetry.metrics import exposition
+from tests.helpers_bento import PACKAGES, build_bento, entry_script
 from tests.helpers_serving import (
     GRAPH,
     ROOT,
     http_get,
     http_post,
     image_bytes,
-    server_environment,
     serving,
     write_bundle,
 )
@@ -41,7 +40,6 @@ GUIDE, SETTINGS = DOCS / "howto/deploy.md", DOCS / "reference/settings.md"
 KUBERNETES = DOCS / "kubernetes"
 VARIABLES = {variable(name) for name in Settings.model_fields}
 OF_LEARNING = {cache_settings.FOLDER_VARIABLE, cache_settings.LIMIT_VARIABLE}
-PACKAGES = ("models", "training", "export", "serving")
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -62,19 +60,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bento built from a copy of the project with a tiny bundle: what an image is made from."""
-    home, project = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project")
-    shutil.copy(ROOT / "bentofile.yaml", project)
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, project / package)
-    write_bundle(project / "runs/demo/bundle")
-    (project / "runs/demo/checkpoint.safetensors").write_bytes(b"not for serving")
-    (project / "runs/demo/samples").mkdir()
-    (project / "runs/demo/samples/red.png").write_bytes(image_bytes())
-    (project / ".gitignore").write_text("runs/\n")
-    build = [sys.executable, "-m", "bentoml", "build", "--version", "1", str(project)]
-    subprocess.run(build, cwd=project, env=server_environment(home, None), check=True, capture_output=True)
-    shutil.rmtree(project)
-    return home / "bentos/openworld/1"
+    return build_bento(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project"), write_bundle)
 
 
 @pytest.fixture(scope="module")
@@ -357,17 +343,8 @@ def root_options(pid: int) -> list[str]:
 
 def entered(bento: Path, arguments: list[str], home: Path) -> Any:
     """Like `serving`, through the entry point with these arguments."""
-    wrapper = home / "python"
-    bin_folder = Path(sys.executable).parent
-    # Called as `python -m serving --host H --port P`; the script gets the options after its arguments.
-    wrapper.write_text(
-        "#!/bin/sh\nshift 2\n"
-        f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH" TMPDIR="{home}"\n'
-        f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" '
-        f'{" ".join(arguments)} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    return serving(home, None, python=str(wrapper), cwd=home)
+    script = entry_script(bento, arguments, home, prefix=confined(home))
+    return serving(home, None, python=str(script), cwd=home)
 
 
 # ---- the settings reference
