@@ -87,7 +87,7 @@ def test_make_notices_that_an_installation_failed(checkout: Path, tmp_path: Path
     assert not (checkout / ".venv/dev").exists()
 
 
-def test_make_builds_a_dry_run_where_it_is_told(checkout: Path, tmp_path: Path) -> None:
+def test_make_builds_a_dry_run_in_the_given_folder(checkout: Path, tmp_path: Path) -> None:
     """The target itself, without the installation that it depends on."""
     words = ["make", "release", "DRY=1", f"DIST={tmp_path}/dist", f"PY={sys.executable}", "-o", ".venv/dev"]
     done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)

@@ -73,7 +73,7 @@ def command(*words: object) -> None:
     from training.run import RunError
 
     texts = list(map(str, words))
-    say(f"$ openworld {shlex.join(texts)}")
+    announce(f"$ openworld {shlex.join(texts)}")
     if code := subprocess.run([sys.executable, "-m", "export.cli", *texts], check=False).returncode:
         raise RunError(f"openworld {texts[0]} ended with exit code {code}")
 
@@ -89,7 +89,7 @@ def wait(met: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.1)
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     from rich.console import Console
 
     Console().print(f"[bold]{text}[/]", highlight=False)

@@ -72,7 +72,7 @@ runpy.run_module(module, run_name="__main__")
 @pytest.mark.parametrize(
     "command", [["training.fit"], ["training.evaluate", "run"], ["export", "run", "--out", "b"], ["export.cli", "fit"]]
 )
-def test_without_torch_a_command_says_in_one_line_how_to_install_it(command: list[str], tmp_path: Path) -> None:
+def test_without_torch_a_command_prints_one_line_with_how_to_install_it(command: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", WITHOUT_TORCH, *command]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
