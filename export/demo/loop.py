@@ -129,9 +129,7 @@ def _while_serving(
         if label in NEW:
             person.name(number, label)
     announce("learning them as the next task, while clients continue to send requests")
-    announce(
-        f"some 1s look like 8s, and only 27 are there to judge by: a class may lose {MAX_LOSS} points, not 5"
-    )
+    announce(f"some 1s look like 8s, and only 27 are there to judge by: a class may lose {MAX_LOSS} points, not 5")
     with Traffic(url, files[new:]) as traffic:
         place = ("--quarantine", folder.quarantine, "--publish", folder.shelf)
         command("learn-unknowns", folder.run, *place, "--max-loss", MAX_LOSS)
