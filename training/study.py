@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serving.bundle.command_line import one_of
 from training.fit import main as fit_main
-from training.options import LOSSES, TP_RULES, CommandParser, one_of, report_errors, run_command
+from training.options import LOSSES, TP_RULES, CommandParser, report_errors, run_command
 
 Metrics = dict[str, Any]
 
