@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.bundle.command_line import one_of
 from serving.bundle.terminal import escaped
-from training.options import AUTO, CommandParser, add_trunk_weights_option, one_of, run_command
+from training.options import AUTO, CommandParser, add_trunk_weights_option, run_command
 
 if TYPE_CHECKING:
     from export.exporter import Exported

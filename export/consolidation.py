@@ -100,7 +100,7 @@ def consolidate(
     if len(examples.labels) < 2:
         reporter.print(
             f"nothing to consolidate: {len(examples.labels)} taught classes without an adapter have enough images; "
-            "needed: 2, because an adapter tells classes from each other"
+            "needed: 2, because an adapter learns to distinguish classes"
         )
         return None
     assert config.trunk is not None

@@ -9,7 +9,7 @@ from training.options import CommandParser, run_command
 
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("openworld inspect", "Classes, verdict, size and speed of a bundle, on one screen.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle directory")
     parser.add_argument(
         "--verbose", action="store_true", help="units, multiplications, bytes and latency of every task, and all checks"
     )

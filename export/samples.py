@@ -54,9 +54,9 @@ def _first_right(pixels: NDArray[np.uint8], label: str, model: BundleModel) -> i
 
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("python -m export.samples", "Write a few test images to try a bundle with.")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run of the digits")
     parser.add_argument("--bundle", type=Path, help="default: RUN/bundle")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write them to")
     chosen = parser.parse(arguments)
 
     from serving.bundle.directory import WriteError

@@ -9,7 +9,7 @@ from training.options import CommandParser, run_command
 
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("openworld verify", "Check the checksums, the format and the golden answers of a bundle.")
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle directory")
     chosen = parser.parse(arguments)
 
     from serving.bundle.errors import BundleError

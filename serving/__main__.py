@@ -15,7 +15,7 @@ from serving.bundle.command_line import ServingParser
 from serving.bundle.terminal import escaped
 from serving.host import address
 from serving.host.preflight import CANNOT_SERVE
-from serving.settings import Settings, SettingsError
+from serving.settings import BentoMLSettings, Settings, SettingsError
 
 SERVICE = "serving.service:OpenWorld"
 GRACE = 2
@@ -24,14 +24,14 @@ GRACE = 2
 
 def main(arguments: list[str] | None = None, program: str = "openworld serve") -> int:
     """Replace this process by the server; return only if it cannot start."""
-    chosen = _parser(program).parse_args(arguments)
+    chosen = _parser(program).parse(arguments)
     if chosen.bundle is not None:
         os.environ["OPENWORLD_BUNDLE"] = str(chosen.bundle)
     # BentoML would report its use to its makers.
     os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
     try:
         settings = Settings.from_environment()
-        host = chosen.host or address.host(address.default_host(settings.api_key))
+        host = chosen.host or address.host(BentoMLSettings.from_environment().address(settings.api_key))
         address.check_free(host, chosen.port)
     except (SettingsError, address.ListenError, argparse.ArgumentTypeError) as error:
         print(f"error: {escaped(error)}", file=sys.stderr)
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None, program: str = "openworld serve") -
     # Without a timeout, a client that stops reading would keep the server from ending.
     timeout = f"--timeout-graceful-shutdown={math.ceil(settings.deadline) + GRACE}"
     # The service warns if everyone can reach it and it has no key.
-    os.environ[address.HOST_VARIABLE] = host
+    os.environ["BENTOML_HOST"] = host
     options = [f"--host={host}", f"--port={chosen.port}", timeout]
     os.execv(sys.executable, [sys.executable, "-m", "bentoml", "serve", SERVICE, *options])
 
@@ -58,7 +58,7 @@ def _parser(program: str) -> ServingParser:
         type=address.host,
         help="the IP address to listen on; default: 127.0.0.1, or all addresses (0.0.0.0) if there is an API key",
     )
-    port = os.environ.get("BENTOML_PORT", "3000")
+    port = BentoMLSettings.from_environment().port
     parser.add_argument("--port", type=address.port, default=port, help="the TCP port to listen on; default: 3000")
     return parser
 

@@ -48,8 +48,10 @@ def taken(port: int) -> bool:
 
 def start(home: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a server in its own process, with BentoML's files in `home` unless BENTOML_HOME is set."""
-    environment = {"BENTOML_HOME": str(home.resolve()), **os.environ, **settings}
-    Path(environment["BENTOML_HOME"]).mkdir(parents=True, exist_ok=True)
+    # An empty variable counts as not set, as in serving/settings.py.
+    place = Path(os.environ.get("BENTOML_HOME") or home).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "BENTOML_HOME": str(place), **settings}
     command = [sys.executable, "-m", "serving", "--port", str(port)]
     # In its own session, Ctrl-C does not reach the server: this process then asks it to finish its requests.
     return subprocess.Popen(command, env=environment, start_new_session=True)

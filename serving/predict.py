@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.bundle.command_line import ServingParser
+from serving.bundle.command_line import ServingParser, one_of
 from serving.bundle.errors import BundleError, ProviderError
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "openworld predi
     Exit code 1: an image has an error; 2: the bundle, an option or the output file cannot be used.
     """
     parser = _parser(program)
-    options = parser.parse_intermixed_args(arguments)
+    options = parser.parse(arguments)
     _check_options(parser, options)
     if options.out is not None:
         return _batch(options)
@@ -130,8 +130,9 @@ def _parser(program: str) -> ServingParser:
     )
     parser.add_argument(
         "--explain",
-        choices=("true", "png"),
-        help="add where in an image the evidence lies: numbers, or also a PNG image in base64; not with --out",
+        type=one_of("true", "png"),
+        metavar="HOW",
+        help="add where in an image the evidence lies: true (numbers) or png (also an image in base64); not with --out",
     )
     group = parser.add_argument_group("many images")
     group.add_argument(

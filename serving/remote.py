@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from serving.bundle import transfer
-from serving.bundle.command_line import ServingParser
+from serving.bundle.command_line import ServingParser, one_of
 from serving.bundle.directory import WriteError
 from serving.bundle.errors import BundleError
 from serving.bundle.terminal import escaped
@@ -26,27 +25,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m serving.remote push BUNDLE URL`, or `pull URL FOLDER`."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = ServingParser("python -m serving.remote", "Send a bundle to a URL, or fetch it from there.", URLS)
-    parser.add_argument("direction", choices=("push", "pull"))
-    chosen = parser.parse_args(words[:1])
+    parser.add_argument("direction", type=one_of("push", "pull"), help="push or pull")
+    chosen = parser.parse(words[:1])
     return (push if chosen.direction == "push" else pull)(words[1:])
 
 
 def push(arguments: Sequence[str] | None = None) -> int:
     """`openworld push BUNDLE URL`; exit code 2 after an error."""
     parser = ServingParser("openworld push", "Send a bundle to a URL and make it the current one there.", URLS)
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("url", metavar="URL")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the bundle directory to send")
+    parser.add_argument("url", metavar="URL", help="where bundles are kept; created if it does not exist")
+    chosen = parser.parse(arguments)
     return _run(lambda progress: transfer.push(chosen.bundle, chosen.url, progress))
 
 
 def pull(arguments: Sequence[str] | None = None) -> int:
     """`openworld pull URL FOLDER`; exit code 2 after an error."""
     parser = ServingParser("openworld pull", "Fetch a bundle from a URL and check every file of it.", URLS)
-    parser.add_argument("url", metavar="URL")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="does not exist, is empty, or is an older bundle")
+    parser.add_argument("url", metavar="URL", help="where bundles are kept")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="a new or an empty folder, or one with an older bundle",
+    )
     parser.add_argument("--version", metavar="DIGEST", help="this version instead of the current one")
-    chosen: argparse.Namespace = parser.parse_args(arguments)
+    chosen = parser.parse(arguments)
     return _run(lambda progress: transfer.pull(chosen.url, chosen.folder, chosen.version, progress))
 
 

@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.bundle.errors import BundleError
 from serving.bundle.terminal import escaped
 from serving.errors import RequestError
-from serving.host.address import default_host, is_loopback
+from serving.host.address import is_loopback
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import request_large_pages
-from serving.host.preflight import CANNOT_SERVE, bentoml_home, check_in_child, create_group, first_bundle
+from serving.host.preflight import CANNOT_SERVE, check_in_child, create_group, first_bundle
 from serving.host.supervisor import end_with
 from serving.http.schemas import Answer, Answers, error_answer
-from serving.settings import Settings, SettingsError, WorkerSettings, variable
+from serving.settings import BentoMLSettings, Settings, SettingsError, WorkerSettings, variable
 from serving.telemetry import log
 from serving.telemetry.logs import configure_logging
 
@@ -47,7 +47,7 @@ def _settings() -> Settings:
 @bentoml.service(
     name="openworld",
     workers=plan_cpus(_settings(), available_cpus()).workers,
-    http={"host": default_host(_settings().api_key)},
+    http={"host": BentoMLSettings.from_environment().address(_settings().api_key)},
     traffic={"timeout": max(MIN_TIMEOUT, _settings().deadline) + MARGIN},
     # The web application has metrics and a log of its own.
     metrics={"enabled": False},
@@ -70,11 +70,12 @@ class OpenWorld:
             if code := check_in_child(bundle):
                 sys.exit(code)
             if settings.swappable:
-                os.environ[variable("group")] = str(create_group(settings, bundle, bentoml_home()).folder)
+                home = BentoMLSettings.from_environment().home
+                os.environ[variable("group")] = str(create_group(settings, bundle, home).folder)
         except (SettingsError, BundleError) as error:
             print(f"error: {escaped(error)}", file=sys.stderr)
             sys.exit(CANNOT_SERVE)
-        host = default_host(settings.api_key)
+        host = BentoMLSettings.from_environment().address(settings.api_key)
         if settings.api_key is None and not is_loopback(host):
             log.warning("no API key (OPENWORLD_API_KEY): everyone who can reach %s can request predictions", host)
         if importlib.util.find_spec("httptools") is not None:

@@ -1,4 +1,9 @@
-"""The settings of a server, read from OPENWORLD_* environment variables and checked before a port is opened."""
+"""The settings of a server, read from environment variables and checked before a port is opened.
+
+All variables that the server reads are here: its own (OPENWORLD_*), those that it sets for its workers, and those of
+BentoML. Learning has two settings of its own (models/trunks/cache_settings.py), because it also runs without a server.
+The folder of the workers' metrics is one that BentoML chooses for prometheus_client (serving/telemetry/metrics.py).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from serving.bundle.precisions import PRECISION_CHOICES
 from serving.bundle.providers import PROVIDER_CHOICES
+from serving.host.address import ALL, LOOPBACK
 
 PREFIX = "OPENWORLD_"
 LOG_CHOICES = ("json", "text")
@@ -103,7 +109,8 @@ class _Environment(BaseSettings):
             field = cls.model_fields[name]
             # A secret must never reach a log, not even an invalid one.
             got = repr(detail["input"]) if field.repr else str(detail["ctx"]["error"])
-            raise SettingsError(f"{variable(name)} is {got}; allowed: {field.description}") from None
+            variable_name = cls.model_config["env_prefix"] + name.upper()
+            raise SettingsError(f"{variable_name} is {got}; allowed: {field.description}") from None
 
 
 class Settings(_Environment):
@@ -195,3 +202,18 @@ class WorkerSettings(_Environment):
     """The folder through which the workers agree on a bundle; see serving.swap.agreement."""
     supervisor: int | None = Field(default=None, description="a process id")
     """The process that starts and replaces the workers; see serving.host.supervisor."""
+
+
+class BentoMLSettings(_Environment):
+    """Variables of BentoML that the server reads, too. Address and port are checked like those of the command line."""
+
+    model_config = SettingsConfigDict(env_prefix="BENTOML_")
+
+    home: Path = Field(default_factory=lambda: Path.home() / "bentoml")
+    """The folder that a server may write to."""
+    host: str | None = None
+    port: str = "3000"
+
+    def address(self, api_key: str | None) -> str:
+        """Where a server listens if no address is given: without a key, only programs on the same machine reach it."""
+        return self.host or (ALL if api_key else LOOPBACK)

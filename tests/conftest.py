@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 REPORT_LINE = "report_line"
 DEFAULT = "tests/e2e/test_default.py"
-WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("loop", "precisions", "readme")}
+WITH_DEFAULT = {f"tests/e2e/test_{name}.py" for name in ("loop", "make_demo", "precisions", "readme")}
 """The test file whose process learns the embedded default, which takes minutes, and others that need it."""
 BEFORE_DEFAULT = ("tests/e2e/", "tests/export/", "tests/models/", "tests/recipes/")
 """Tests that run while the default is learned."""
@@ -24,6 +24,7 @@ LONGEST_FIRST = (
     "tests/e2e/test_teach_page.py",
     "tests/e2e/test_fuzz.py",
     "tests/e2e/test_readme.py",
+    "tests/e2e/test_make_demo.py",
     "tests/serving/quarantine/test_quarantine_server.py",
     "tests/training/test_add_task.py",
     "tests/training/test_resume.py",

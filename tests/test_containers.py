@@ -50,7 +50,7 @@ def stages() -> list[list[tuple[str, str]]]:
     return found
 
 
-def test_the_linter_has_nothing_to_say() -> None:
+def test_the_linter_finds_nothing() -> None:
     done = tool("hadolint", DOCKERFILE)
     assert (done.returncode, done.stdout) == (0, "")
 

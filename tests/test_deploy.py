@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,17 +18,18 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from models.trunks import cache_settings
 from serving.__main__ import GRACE
 from serving.http.middleware import PROBES
-from serving.settings import PREFIX, Settings, variable
+from serving.settings import PREFIX, Settings, WorkerSettings, variable
 from serving.telemetry.metrics import exposition
+from tests.helpers_bento import PACKAGES, build_bento, entry_script
 from tests.helpers_serving import (
     GRAPH,
     ROOT,
     http_get,
     http_post,
     image_bytes,
-    server_environment,
     serving,
     write_bundle,
 )
@@ -39,6 +39,7 @@ DOCS = ROOT / "docs"
 GUIDE, SETTINGS = DOCS / "howto/deploy.md", DOCS / "reference/settings.md"
 KUBERNETES = DOCS / "kubernetes"
 VARIABLES = {variable(name) for name in Settings.model_fields}
+OF_LEARNING = {cache_settings.FOLDER_VARIABLE, cache_settings.LIMIT_VARIABLE}
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -59,19 +60,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def bento(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bento built from a copy of the project with a tiny bundle: what an image is made from."""
-    home, project = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project")
-    shutil.copy(ROOT / "bentofile.yaml", project)
-    for package in ("serving", "training", "models", "export"):
-        shutil.copytree(ROOT / package, project / package)
-    write_bundle(project / "runs/demo/bundle")
-    (project / "runs/demo/checkpoint.safetensors").write_bytes(b"not for serving")
-    (project / "runs/demo/samples").mkdir()
-    (project / "runs/demo/samples/red.png").write_bytes(image_bytes())
-    (project / ".gitignore").write_text("runs/\n")
-    build = [sys.executable, "-m", "bentoml", "build", "--version", "1", str(project)]
-    subprocess.run(build, cwd=project, env=server_environment(home, None), check=True, capture_output=True)
-    shutil.rmtree(project)
-    return home / "bentos/openworld/1"
+    return build_bento(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("project"), write_bundle)
 
 
 @pytest.fixture(scope="module")
@@ -354,17 +343,8 @@ def root_options(pid: int) -> list[str]:
 
 def entered(bento: Path, arguments: list[str], home: Path) -> Any:
     """Like `serving`, through the entry point with these arguments."""
-    wrapper = home / "python"
-    bin_folder = Path(sys.executable).parent
-    # Called as `python -m serving --host H --port P`; the script gets the options after its arguments.
-    wrapper.write_text(
-        "#!/bin/sh\nshift 2\n"
-        f'export BENTO_PATH="{bento}" PATH="{bin_folder}:$PATH" TMPDIR="{home}"\n'
-        f'exec {" ".join(confined(home))} env -u BENTOML_CONTAINERIZED bash "{bento}/env/docker/entrypoint.sh" '
-        f'{" ".join(arguments)} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    return serving(home, None, python=str(wrapper), cwd=home)
+    script = entry_script(bento, arguments, home, prefix=confined(home))
+    return serving(home, None, python=str(script), cwd=home)
 
 
 # ---- the settings reference
@@ -372,9 +352,16 @@ def entered(bento: Path, arguments: list[str], home: Path) -> Any:
 
 def test_every_setting_is_described() -> None:
     described = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", SETTINGS.read_text()))
-    assert described == VARIABLES
+    assert described == VARIABLES | OF_LEARNING
     mentioned = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", GUIDE.read_text()))
     assert mentioned <= VARIABLES, "a setting that does not exist"
+
+
+def test_the_code_mentions_only_settings_that_are_described() -> None:
+    internal = {variable(name) for name in WorkerSettings.model_fields}
+    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    mentioned = {name for path in sources for name in re.findall(rf"\b{PREFIX}[A-Z_]*[A-Z]\b", path.read_text())}
+    assert mentioned <= VARIABLES | OF_LEARNING | internal
 
 
 def test_described_defaults_are_the_defaults() -> None:
@@ -383,3 +370,4 @@ def test_described_defaults_are_the_defaults() -> None:
     for name, field in Settings.model_fields.items():
         if isinstance(field.default, (int, float)) and not isinstance(field.default, bool) and field.default:
             assert float(described[name]) == field.default, name
+    assert float(described["cache_gb"]) == cache_settings.DEFAULT_GB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ ALLOWED = {
     "models": ("models", "serving.bundle.atomic", "serving.bundle.labels"),
     "training": ("training", "models", "serving.bundle", "serving.quarantine"),
     "export": (
-        *("export", "training", "models", "serving.bundle", "serving.quarantine"),
+        *("export", "training", "models", "serving.bundle"),
         *(f"serving.teaching.{name}" for name in ("curriculum", "errors", "learning", "trial", "writing")),
     ),
     "serving": ("serving",),
@@ -129,6 +130,25 @@ def write_modules(root: Path, files: Mapping[str, str]) -> Path:
 
 def test_packages_import_in_one_direction() -> None:
     assert forbidden_imports(ROOT) == []
+
+
+def test_the_exceptions_are_documented_and_used() -> None:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    modules = module_files(ROOT)
+    for package in ("models", "training", "export"):
+        used = {
+            name
+            for module, path in modules.items()
+            if within(module, package) and not any(within(module, each) for each in DEMONSTRATIONS)
+            for name in imports(ast.parse(path.read_text()), modules, at_import_time=False)
+        }
+        for name in (name for name in ALLOWED[package] if name.startswith("serving.")):
+            file = name.replace(".", "/")
+            assert f"`{file}.py`" in text or f"`{file}/`" in text, name
+            assert any(within(each, name) for each in used), f"{package} may import {name} and does not"
+    assert {f"`{name.replace('.', '/')}{'/' if name == 'export.demo' else '.py'}`" for name in DEMONSTRATIONS} <= {
+        *re.findall(r"`[\w/.]+`", text)
+    }
 
 
 @pytest.mark.parametrize(

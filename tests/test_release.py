@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers_serving import ROOT, write_bundle
+from tests.helpers_checkout import copy_checkout
+from tests.helpers_serving import write_bundle
 
 pytestmark = pytest.mark.long
 
@@ -22,13 +22,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clean checkout with a tiny bundle in the place of the demonstration's."""
-    place = tmp_path_factory.mktemp("release") / "openworld"
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in tracked.splitlines():
-        if not name.startswith("tests/") and (ROOT / name).exists():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, place / name)
+    place = copy_checkout(tmp_path_factory.mktemp("release") / "openworld")
     write_bundle(place / "runs/demo/bundle")
     git(place, "init", "--quiet")
     git(place, "add", "--all")
@@ -93,7 +87,7 @@ def test_make_notices_that_an_installation_failed(checkout: Path, tmp_path: Path
     assert not (checkout / ".venv/dev").exists()
 
 
-def test_make_builds_a_dry_run_where_it_is_told(checkout: Path, tmp_path: Path) -> None:
+def test_make_builds_a_dry_run_in_the_given_folder(checkout: Path, tmp_path: Path) -> None:
     """The target itself, without the installation that it depends on."""
     words = ["make", "release", "DRY=1", f"DIST={tmp_path}/dist", f"PY={sys.executable}", "-o", ".venv/dev"]
     done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from models.backbones import BACKBONES
 from models.masks import MECHANISMS
 from models.trunks import DEFAULT_TRUNK, TRUNKS
+from serving.bundle.command_line import one_of
 from serving.bundle.terminal import escaped, log_to_terminal
 from training.options import (
     DEFAULT_RUN,
@@ -22,7 +23,6 @@ from training.options import (
     OptionGroup,
     add_trunk_weights_option,
     named_value,
-    one_of,
     run_command,
 )
 

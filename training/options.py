@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from serving.bundle.command_line import GlossaryParser, glossary
-from serving.bundle.labels import did_you_mean
+from serving.bundle.command_line import TOO_MANY, GlossaryParser, glossary, one_of
 from serving.bundle.terminal import escaped
 
 LOSSES = ("csi", "ce")
@@ -58,12 +57,43 @@ class CommandParser(GlossaryParser):
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """The chosen options; exits with 2 after a one-line error."""
-        return self.parse_intermixed_args(self._lists_ended(sys.argv[1:] if arguments is None else arguments))
+        words = self._lists_ended(sys.argv[1:] if arguments is None else arguments)
+        moved = self._last_of_a_list_moved(words)
+        # Unless the list needs the word, or there is no place for it elsewhere, it is meant as a positional argument.
+        if moved and not self._problem(moved).startswith(("argument ", TOO_MANY)):
+            words = moved
+        return super().parse(words)
 
     def error(self, message: str) -> NoReturn:
         if self.raises:
             raise ValueError(f"{message} (see {self.prog} --help)")
         super().error(message)
+
+    def _problem(self, words: Sequence[str]) -> str:
+        """The error of a command line; empty if there is none."""
+        raises, self.raises = self.raises, True
+        try:
+            super().parse(words)
+        except ValueError as error:
+            return str(error)
+        finally:
+            self.raises = raises
+        return ""
+
+    def _last_of_a_list_moved(self, words: Sequence[str]) -> list[str]:
+        """The words with the last value of a list at the front, if it cannot be converted; else none.
+
+        In `--tau 1 2 RUN`, RUN may be a run that does not exist and does not look like a path.
+        """
+        convert = None
+        for place, word in enumerate(words):
+            if word.startswith("--"):
+                convert = self._lists.get(word)
+            elif convert is not None and not _converts(convert, word):
+                if place + 1 == len(words) or words[place + 1].startswith("--"):
+                    return [word, *words[:place], *words[place + 1 :]]
+                convert = None
+        return []
 
     def _lists_ended(self, arguments: Sequence[str]) -> list[str]:
         """Move positional arguments that follow a list option, as in `--tau 1 2 RUN`, to the front.
@@ -88,17 +118,6 @@ def _converts(convert: Callable[[str], Any], word: str) -> bool:
     except (argparse.ArgumentTypeError, ValueError):
         return False
     return True
-
-
-def one_of(*names: str) -> Callable[[str], str]:
-    """A type for `add_argument`: one of some names; another one is an error that suggests the nearest."""
-
-    def parse(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names)}{did_you_mean(text, names)}")
-        return text
-
-    return parse
 
 
 def run_parser(command: str, description: str, *, several: bool = False) -> CommandParser:

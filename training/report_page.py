@@ -2,7 +2,8 @@
 
 import sys
 
-from training.options import add_rule_options, add_unknown_option, one_of, report_errors, run_command, run_parser
+from serving.bundle.command_line import one_of
+from training.options import add_rule_options, add_unknown_option, report_errors, run_command, run_parser
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serving.bundle.command_line import one_of
 from training.fit import main as fit_main
-from training.options import LOSSES, TP_RULES, CommandParser, one_of, report_errors, run_command
+from training.options import LOSSES, TP_RULES, CommandParser, report_errors, run_command
 
 Metrics = dict[str, Any]
 
@@ -149,8 +150,10 @@ def main(arguments: list[str] | None = None) -> int:
         help="default: hat sup; pooled, the default of the preset photos, has no adapters; with that preset, all "
         "methods have the served rule only",
     )
-    parser.add_argument("--losses", nargs="+", type=one_of(*LOSSES), default=list(LOSSES), metavar="NAME")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--losses", nargs="+", type=one_of(*LOSSES), default=list(LOSSES), metavar="NAME", help="default: csi ce"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED", help="default: 0 1 2")
     parser.add_argument(
         "--predictions",
         nargs="+",
@@ -159,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="RULE",
         help=f"decision rules: {', '.join(RULES)}",
     )
-    parser.add_argument("--data", metavar="FOLDER")
+    parser.add_argument("--data", metavar="FOLDER", help="one folder of images per class, or where a data set is")
     parser.add_argument(
         "--baselines", action="store_true", help="only what needs no learning, which takes seconds; nothing is written"
     )
@@ -169,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=True,
         help="also learn all classes at once, as one task, with each system: the upper bound (default: yes)",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="FOLDER", help="default: runs/study")
     chosen = parser.parse(arguments)
     return report_errors(lambda: _study(chosen))
 

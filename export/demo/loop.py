@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.demo.result import NEW, LoopResult, loop_result
-from export.demo.steps import command, say, wait
+from export.demo.steps import announce, command, wait
 from export.demo.traffic import Traffic, predict_all, served_versions
 from serving import demo
 from serving.bundle.model import BundleModel
@@ -119,17 +119,17 @@ def _while_serving(
     """Everything that happens while the server runs; the first `new` files are of new classes."""
     answers = predict_all(url, files)
     unknown = [not answer.known for answer in answers]
-    say(f"{new} images of {' and '.join(NEW)} were sent: {sum(unknown[:new])} are unknown, and kept")
+    announce(f"{new} images of {' and '.join(NEW)} were sent: {sum(unknown[:new])} are unknown, and kept")
     wait(lambda: person.kept() >= sum(unknown), "the quarantine did not keep the unknown images")
     command("discover", "--quarantine", folder.quarantine, "--bundle", before.bundle.path)
     groups = person.groups()
     for number, labels in groups:
         label, count = labels.most_common(1)[0]
-        say(f"group {number}: {labels.total()} images, {count / labels.total():.0%} of them {label}")
+        announce(f"group {number}: {labels.total()} images, {count / labels.total():.0%} of them {label}")
         if label in NEW:
             person.name(number, label)
-    say("learning them as the next task, while clients continue to send requests")
-    say(f"some 1s look like 8s, and there are only 27 to judge by: a class may lose {MAX_LOSS} points instead of 5")
+    announce("learning them as the next task, while clients continue to send requests")
+    announce(f"some 1s look like 8s, and only 27 are there to judge by: a class may lose {MAX_LOSS} points, not 5")
     with Traffic(url, files[new:]) as traffic:
         place = ("--quarantine", folder.quarantine, "--publish", folder.shelf)
         command("learn-unknowns", folder.run, *place, "--max-loss", MAX_LOSS)

@@ -35,7 +35,7 @@ class Result(Protocol):
 def add_options(parser: CommandParser) -> None:
     """The options of every demonstration."""
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for all files; deleted first")
-    parser.add_argument("--port", type=address.port, default=3000)
+    parser.add_argument("--port", type=address.port, default=3000, help="the TCP port to listen on; default: 3000")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
 
 
@@ -73,7 +73,7 @@ def command(*words: object) -> None:
     from training.run import RunError
 
     texts = list(map(str, words))
-    say(f"$ openworld {shlex.join(texts)}")
+    announce(f"$ openworld {shlex.join(texts)}")
     if code := subprocess.run([sys.executable, "-m", "export.cli", *texts], check=False).returncode:
         raise RunError(f"openworld {texts[0]} ended with exit code {code}")
 
@@ -89,7 +89,7 @@ def wait(met: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.1)
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     from rich.console import Console
 
     Console().print(f"[bold]{text}[/]", highlight=False)

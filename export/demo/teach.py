@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from export.demo.pictures import photo, write_photos
-from export.demo.steps import command, say, wait
+from export.demo.steps import announce, command, wait
 from export.demo.traffic import Traffic, predict_all
 from serving import demo
 from serving.client import Client
@@ -82,7 +82,7 @@ def _while_serving(url: str, teaching: Teaching, shelf: Path, quarantine: str) -
     steady = [content for label in KNOWN for content in _photos(label, 8, first=2000)]
     with Traffic(url, steady) as traffic:
         unknown = sum(not answer.known for answer in predict_all(url, list(arrived)))
-        say(f"{len(arrived)} photos of {' and '.join(NEW)} were sent: {unknown} are unknown, and kept")
+        announce(f"{len(arrived)} photos of {' and '.join(NEW)} were sent: {unknown} are unknown, and kept")
         wait(lambda: teaching.status().unknown >= unknown, "the quarantine did not keep the unknown photos")
         groups = _named_groups(teaching, quarantine, arrived)
         clicked = time.monotonic()
@@ -95,7 +95,7 @@ def _while_serving(url: str, teaching: Teaching, shelf: Path, quarantine: str) -
         steps = {**job.learned.seconds, "switching all workers": seconds - until_learned}
         # A process is started and loads the model, and the result is looked for a few times per second.
         steps = {"starting": max(0.0, seconds - sum(steps.values())), **steps}
-        say(f"learned {', '.join(groups)} and served as {accepted.version} by {accepted.workers} workers")
+        announce(f"learned {', '.join(groups)} and served as {accepted.version} by {accepted.workers} workers")
         after = {label: predict_all(url, files) for label, files in test.items()}
         wait(lambda: accepted.version in traffic.versions(), "no request was answered after the swap")
     return _result(before, after, groups, steps, traffic)
@@ -112,7 +112,7 @@ def _named_groups(teaching: Teaching, quarantine: str, truth: dict[bytes, str]) 
         for group in store.groups():
             seen = Counter(truth.get(store.image(number), "?") for number in store.members(group.id))
             label, count = seen.most_common(1)[0]
-            say(f"group {group.id}: {group.size} photos, {count / group.size:.0%} of them {label}")
+            announce(f"group {group.id}: {group.size} photos, {count / group.size:.0%} of them {label}")
             if label in NEW and count >= 0.8 * group.size:
                 named[label] += len(teaching.label_group(group.id, label).items)
     finally:

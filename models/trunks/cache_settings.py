@@ -1,4 +1,7 @@
-"""Where encoded images and exported graphs are cached, and how large that may become: the settings of learning."""
+"""Where encoded images and exported graphs are cached, and how large that may become: the settings of learning.
+
+They are apart from serving/settings.py because a server does not read them, and networks are learned without one.
+"""
 
 from __future__ import annotations
 

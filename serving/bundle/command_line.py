@@ -1,9 +1,13 @@
-"""What all commands share on the command line: one-line usage errors, and a glossary at the end of the help."""
+"""What all commands share on the command line: one-line usage errors that suggest names, and a glossary in the help."""
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+from serving.bundle.labels import did_you_mean
 
 TERMS = {
     "task": "a few classes that are learned together; tasks are learned one after another",
@@ -17,7 +21,19 @@ TERMS = {
     "shelf": "a folder of bundles with a link `current`, which servers watch",
     "quarantine": "the database in which servers keep the images that they called unknown",
 }
+TOO_MANY = "more arguments than the command takes"
 OF_SERVING = ("task", "unknown", "alpha", "bundle", "shelf", "quarantine")
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A type for `add_argument`: one of some names; another one is an error that suggests the nearest."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names)}{did_you_mean(text, names)}")
+        return text
+
+    return parse
 
 
 def glossary(*names: str) -> str:
@@ -31,6 +47,21 @@ class GlossaryParser(argparse.ArgumentParser):
     def __init__(self, command: str, description: str, terms: str, note: str = "") -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=command, description=description, epilog=note + terms, formatter_class=formatter)
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The chosen options, before or after positional arguments; exits with 2 after a one-line error."""
+        chosen, rest = self.parse_known_intermixed_args(arguments)
+        if rest:
+            self.error(self._not_expected(rest))
+        return chosen
+
+    def _not_expected(self, rest: Sequence[str]) -> str:
+        """The first unknown option. What follows it may belong to it or not, so it is not blamed."""
+        unknown = next((word.partition("=")[0] for word in rest if re.match("--?[a-zA-Z]", word)), None)
+        if unknown is None:
+            return f"{TOO_MANY}: got {', '.join(map(repr, rest))}; allowed: those of the usage"
+        names = sorted({*re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_usage())})
+        return f"no such option: got {unknown}; allowed: {', '.join(names)}{did_you_mean(unknown, names)}"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")

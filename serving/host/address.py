@@ -7,17 +7,11 @@ import ipaddress
 import os
 import socket
 
-HOST_VARIABLE = "BENTOML_HOST"
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"
 
 
 class ListenError(Exception):
     """A server cannot listen on the address that it was given."""
-
-
-def default_host(api_key: str | None) -> str:
-    """Where a server listens if no address is given: without a key, only programs on the same machine reach it."""
-    return os.environ.get(HOST_VARIABLE) or (ALL if api_key else LOOPBACK)
 
 
 def is_loopback(host: str) -> bool:

@@ -22,11 +22,6 @@ from serving.swap.agreement import BundleLocation, SwapState, WorkerGroup
 CANNOT_SERVE = 2
 
 
-def bentoml_home() -> Path:
-    """The folder that a server may write to."""
-    return Path(os.environ.get("BENTOML_HOME") or Path.home() / "bentoml")
-
-
 def first_bundle(settings: Settings) -> Path:
     """The bundle that is served at first."""
     if settings.bundles is None:

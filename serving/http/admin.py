@@ -23,7 +23,7 @@ MIN_DEADLINE = 30.0
 _AUTH_ERRORS = (errors.AdminTokenError, errors.AdminOffError, errors.CrossSiteError)
 _SWAP_ERRORS = (errors.SwapError, errors.MediaTypeError, errors.BundleRefusedError, errors.DeadlineError)
 
-router = APIRouter(prefix="/admin", responses=error_responses(*_AUTH_ERRORS))
+router = APIRouter(prefix="/admin", tags=["Administration"], responses=error_responses(*_AUTH_ERRORS))
 
 
 @router.post("/reload", response_model=SwapAnswer, responses=error_responses(*_SWAP_ERRORS))

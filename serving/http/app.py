@@ -31,7 +31,8 @@ from serving.telemetry.metrics import exposition
 
 GetEngine = Callable[[], Engine]
 
-router = APIRouter(responses=error_responses())
+router = APIRouter(tags=["Model"], responses=error_responses())
+health = APIRouter(tags=["Health"], responses=error_responses())
 
 
 @router.get("/model", response_model=ModelDescription)
@@ -51,7 +52,7 @@ async def drift(request: Request) -> Response:
     return Response(DriftReport.model_validate(fields).model_dump_json(), media_type="application/json")
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@health.get("/metrics", response_class=PlainTextResponse)
 async def metrics() -> Response:
     """The metrics of all workers, for Prometheus."""
     return Response(await asyncio.to_thread(exposition), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -87,13 +88,14 @@ _HEALTH = {
     "readyz": "Succeeds once the model reproduces its golden answers.",
 }
 for _name, _description in _HEALTH.items():
-    router.get(f"/{_name}", name=_name, response_class=PlainTextResponse, description=_description)(from_bentoml)
+    health.get(f"/{_name}", name=_name, response_class=PlainTextResponse, description=_description)(from_bentoml)
 
 
 ROUTERS = (
     predictions.router,
     open_inference.router,
     router,
+    health,
     admin.router,
     unknowns.router,
     teach.router,

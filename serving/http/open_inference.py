@@ -220,7 +220,7 @@ def _responses(*kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
     return described
 
 
-router = APIRouter(prefix=PROTOCOL_PATHS, responses=_responses())
+router = APIRouter(prefix=PROTOCOL_PATHS, tags=["Open Inference Protocol"], responses=_responses())
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _NAMED = _responses(errors.PageError, errors.UnauthorizedError, errors.ParameterError)
 _INFER = _responses(errors.PageError, *PREDICTION_ERRORS)

@@ -232,7 +232,7 @@ class PredictionRoute(APIRoute):
         return handle
 
 
-router = APIRouter(responses=error_responses(*PREDICTION_ERRORS), route_class=PredictionRoute)
+router = APIRouter(tags=["Predictions"], responses=error_responses(*PREDICTION_ERRORS), route_class=PredictionRoute)
 
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})

@@ -12,7 +12,7 @@ from serving.errors import RequestError
 
 SCHEMA = 1
 UNKNOWN = "unknown"
-"""The label of images of no learned class. A class may have the same name: `known` tells the two apart."""
+"""The label of images of no learned class. A class may have the same name: `known` distinguishes the two."""
 
 
 def field(description: str, example: Any, **rules: Any) -> Any:
@@ -94,7 +94,7 @@ class Answer(ApiModel):
     task: int = field("task of the best guess", 2)
     confidence: float = field(
         "p_within_task * p_task: the probability of best_guess if the image is of a known class. It may be high for an "
-        "unknown image; `known` and p_value tell whether the image is of a known class",
+        "unknown image; whether the image is of a known class follows from `known` and p_value only",
         0.822,
     )
     p_within_task: float = field("probability of the best guess among the classes of its task", 0.91)

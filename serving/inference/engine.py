@@ -12,11 +12,11 @@ from serving.bundle.model import BundleModel
 from serving.bundle.pixels import Limits
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import map_large_blocks
-from serving.host.preflight import bentoml_home, create_group, first_bundle
+from serving.host.preflight import create_group, first_bundle
 from serving.inference.loaded import LoadedModel
 from serving.inference.queue import InferenceQueue
 from serving.quarantine import keeper_of
-from serving.settings import Settings, WorkerSettings
+from serving.settings import BentoMLSettings, Settings, WorkerSettings
 from serving.swap.agreement import WorkerGroup
 from serving.swap.follower import Follower
 from serving.swap.leader import SwapLeader
@@ -127,7 +127,7 @@ def _group(settings: Settings) -> WorkerGroup:
     if folder := WorkerSettings.from_environment().group:
         return WorkerGroup(folder)
     # A worker that was not deployed by a server is a group of its own.
-    return create_group(settings, first_bundle(settings), bentoml_home())
+    return create_group(settings, first_bundle(settings), BentoMLSettings.from_environment().home)
 
 
 def _gauge(loaded: LoadedModel) -> Gauge:

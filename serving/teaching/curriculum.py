@@ -1,8 +1,8 @@
-"""What is to be known: the classes of a run, and the examples of every lesson since.
+"""What a bundle is to know: the classes of a run, and the examples of every lesson since.
 
-Every change (more examples, fewer, other labels, a class less) makes another curriculum. What a bundle knows is a
-function of its curriculum alone, so a change that takes something out leaves what there would be if it had never been
-taught.
+Every change (examples added or removed, labels changed, a class deleted) makes a new curriculum. The content of a
+bundle is a function of its curriculum alone. So after something was removed, the bundle is the same as if it had never
+been taught.
 """
 
 from __future__ import annotations

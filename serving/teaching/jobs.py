@@ -79,7 +79,7 @@ class Jobs:
         self._database = database
 
     def start(self, kind: JobKind, who: str, base: str, request: dict[str, Any]) -> JobRecord:
-        """Begin a job, unless one is running. A candidate that nobody has accepted is discarded by that."""
+        """Begin a job and discard candidates that nobody has accepted; raises a JobBusyError while another job runs."""
         now = time.time()
         with self._database.writing() as connection:
             self._fail_lost(connection)

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from serving.bundle.atomic import replace_file
@@ -73,7 +72,7 @@ class DriftBoard:
         if (monitor := self._monitor) is not None:
             for name in monitor.images:
                 metrics.DRIFT_EVIDENCE.labels(name).set(monitor.evidence(name))
-        if (folder := _folder()) is not None:
+        if (folder := metrics.shared_folder()) is not None:
             try:
                 replace_file(folder / f"{_PREFIX}{os.getpid()}.json", json.dumps(self._state()).encode(), durable=False)
             except OSError as error:
@@ -113,14 +112,9 @@ class DriftBoard:
 _PREFIX = "openworld_drift_"
 
 
-def _folder() -> Path | None:
-    folder = os.environ.get(metrics.FOLDER_VARIABLE)
-    return Path(folder) if folder else None
-
-
 def _others() -> Iterator[dict[str, Any]]:
     """The states of the other workers that live."""
-    if (folder := _folder()) is None:
+    if (folder := metrics.shared_folder()) is None:
         return
     for file in folder.glob(f"{_PREFIX}*.json"):
         try:

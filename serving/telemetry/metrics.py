@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -143,17 +144,23 @@ class _AllWorkers(Collector):
         yield from (ratio, low, high)
 
 
+def shared_folder() -> Path | None:
+    """The folder that BentoML names for the metrics of all workers, which other files that they share are put into."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else None
+
+
 def exposition() -> bytes:
     """The metrics in the text format of Prometheus."""
     registry = CollectorRegistry()
-    workers = MultiProcessCollector(None) if FOLDER_VARIABLE in os.environ else REGISTRY
+    workers = MultiProcessCollector(None) if shared_folder() else REGISTRY
     registry.register(_AllWorkers(workers))
     return generate_latest(registry)
 
 
 def forget_dead_workers() -> None:
     """Remove the gauges of killed workers, which could not do so themselves."""
-    if FOLDER_VARIABLE in os.environ:
+    if shared_folder():
         for pid in _killed(MultiProcessCollector(None).collect()):
             mark_process_dead(pid)
 

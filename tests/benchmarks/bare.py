@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from PIL.Image import Image
-
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import decode, to_pixels
 from serving.inference.answers import AnswerFormatter, PredictionOptions
@@ -22,9 +20,5 @@ class Answering:
 
     def answer(self, content: bytes) -> dict[str, Any]:
         """The answer for an image file."""
-        return self.answer_image(decode(content))
-
-    def answer_image(self, image: Image) -> dict[str, Any]:
-        """The answer for an image that is already open."""
-        pixels = to_pixels(image, self._model.manifest.image)
+        pixels = to_pixels(decode(content), self._model.manifest.image)
         return self._formatter.fields(self._model.predict(pixels[None]), 0, self._options)

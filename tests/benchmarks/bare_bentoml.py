@@ -1,11 +1,12 @@
-"""Stock BentoML, as its documentation shows it: an API method with an image argument."""
+"""Stock BentoML, as its documentation shows it: an API method with an argument for a file, as a path."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import bentoml
-from PIL.Image import Image
+from bentoml.validators import ContentType
 
 from tests.benchmarks.bare import Answering
 
@@ -16,5 +17,5 @@ class Stock:
         self.answering = Answering()
 
     @bentoml.api
-    def predict(self, image: Image) -> dict[str, Any]:
-        return self.answering.answer_image(image)
+    def predict(self, image: Annotated[Path, ContentType("image/*")]) -> dict[str, Any]:
+        return self.answering.answer(image.read_bytes())

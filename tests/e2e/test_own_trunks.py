@@ -100,7 +100,7 @@ def test_a_run_that_dies_before_its_first_checkpoint_goes_on_with_its_filters(le
     assert_same_tensors(run_tensors(run), run_tensors(learned))
 
 
-def test_a_run_without_its_filters_says_what_to_do(
+def test_a_run_without_its_filters_is_refused_with_a_remedy(
     learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(learned, tmp_path / "run"))

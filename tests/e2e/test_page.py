@@ -534,7 +534,7 @@ def test_the_browser_asks_about_its_copies(server: Server) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_page_says_whether_the_images_are_still_the_same(
+def test_the_page_shows_whether_the_images_are_still_the_same(
     context: BrowserContext, server: Server, tmp_path: Path
 ) -> None:
     page = open_page(context.new_page(), server)

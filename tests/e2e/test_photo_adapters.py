@@ -97,7 +97,7 @@ def adapter_arrays(bundle: Path, task: int) -> dict[str, Any]:
     return {name: values for name, values in np.load(bundle / f"task{task}.npz").items() if name.startswith(PREFIX)}
 
 
-def test_a_run_says_what_adapters_add_and_what_they_cost(line: Line) -> None:
+def test_a_run_reports_what_adapters_add_and_what_they_cost(line: Line) -> None:
     config, found = read_config(line.run), metrics_of(line.run)
     assert (config.method, config.loss, config.quick) == ("hat", "csi", False)
     assert (found["decision"], found["adapters"]["used"], found["adapters"]["weight"]) == ("pooled+logits", True, 0.5)

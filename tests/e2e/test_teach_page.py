@@ -185,7 +185,7 @@ def files(**pictures_of: range) -> list[dict[str, Any]]:
     ]
 
 
-def test_an_empty_page_says_what_to_do(page: Page) -> None:
+def test_an_empty_page_shows_what_to_do(page: Page) -> None:
     page.get_by_text("No unknown images wait").wait_for()
     assert page.get_by_role("link", name="Bring examples").is_visible()
     assert not page.get_by_test_id("group").is_visible()
@@ -562,7 +562,7 @@ def test_a_lost_connection_and_another_persons_lesson_are_shown(page: Page) -> N
     page.get_by_test_id("lesson-progress").wait_for(state="detached")
 
 
-def test_a_server_that_cannot_be_taught_says_why(page: Page) -> None:
+def test_a_server_that_cannot_be_taught_shows_why(page: Page) -> None:
     with_status(page, enabled=False, reason="the bundle has no trunk", job=None)
     page.reload()
     page.get_by_test_id("off").filter(has_text="the bundle has no trunk").wait_for()

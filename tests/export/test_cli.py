@@ -72,7 +72,7 @@ runpy.run_module(module, run_name="__main__")
 @pytest.mark.parametrize(
     "command", [["training.fit"], ["training.evaluate", "run"], ["export", "run", "--out", "b"], ["export.cli", "fit"]]
 )
-def test_without_torch_a_command_says_in_one_line_how_to_install_it(command: list[str], tmp_path: Path) -> None:
+def test_without_torch_a_command_prints_one_line_with_how_to_install_it(command: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", WITHOUT_TORCH, *command]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -182,6 +182,55 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
+        (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
+        (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: those of the usage"),
+        (
+            ["predict", "--explain", "pgn", "b"],
+            "argument --explain: got 'pgn'; allowed: true, png; did you mean 'png'?",
+        ),
+        (["export", "RUN", "--out", "b", "--precision", "int8", "x-8"], "argument --precision: got 'x-8'; allowed: "),
+        (["export", "--out", "b", "--precision", "RUN"], "argument --precision: got 'RUN'; allowed: "),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_else(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test_a_usage_error_is_one_line(arguments, message, capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "--precision", "int8", "RUN", "--out", "bundle"],
+        ["export", "--out", "bundle", "--precision", "int8", "RUN"],
+        ["evaluate", "--odin", "1000", "RUN"],
+        ["evaluate", "--odin", "RUN", "--json"],
+    ],
+)
+def test_a_run_that_does_not_exist_is_named_after_a_list(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: RUN: not a run (")
+
+
+@pytest.mark.parametrize("name", [*cli.SUBCOMMANDS])
+def test_every_argument_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out.partition("\nterms:\n")[0]
+    listed = re.findall(r"^  ([-A-Z\"].*)(?:\n( +.*))?", text, re.MULTILINE)
+    assert listed
+    # Help is on the line of the argument, after two spaces or more, or on the next one, further to the right.
+    without = [first for first, following in listed if "  " not in first and not following.startswith(" " * 10)]
+    assert without == []
 
 
 @pytest.mark.parametrize("place", [0, 1])

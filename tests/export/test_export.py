@@ -84,7 +84,7 @@ def test_the_bundle_holds_its_files_and_no_others(exported: Exported) -> None:
     assert exported.bundle.rule == exported.run.rule
 
 
-def test_the_model_card_tells_of_the_run(exported: Exported) -> None:
+def test_the_model_card_describes_the_run(exported: Exported) -> None:
     card = (exported.bundle.path / CARD).read_text()
     manifest = exported.bundle.manifest
     assert f"openworld fit --method {manifest.method} --out RUN" in card

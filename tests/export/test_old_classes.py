@@ -96,7 +96,7 @@ def test_a_task_that_takes_an_earlier_classs_images_is_refused_by_name(
     assert published(grown, shelf, evidence, monkeypatch, "--force") == 0
 
 
-def test_without_images_a_line_tells_that_nothing_was_checked(
+def test_without_images_a_line_reports_that_nothing_was_checked(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = learned("hat", "convnet", (2, 3))

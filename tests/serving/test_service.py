@@ -305,19 +305,33 @@ def test_an_unusable_setting_stops_the_start(
 
 @pytest.mark.long
 def test_bentomls_own_command_starts_the_same_server(tmp_path: Path, bundle: Path, client: httpx.Client) -> None:
-    """Its own client gets the same answers from it as any other."""
-    files = [tmp_path / f"{label}.png" for label in ("red", "blue")]
-    for file in files:
-        file.write_bytes(image_bytes(COLOURS[file.stem]))
+    files = coloured_files(tmp_path)
     with (
         serving(tmp_path / "home", bundle, target=SOURCE, host=None) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as other,
-        bentoml.SyncHTTPClient(server.url) as own,
     ):
         assert listening(server) == {LOOPBACK}
         assert other.get("/model").json() == client.get("/model").json()
         wanted = [client.post("/predict", **as_raw(file.read_bytes())).json() for file in files]
         assert [other.post("/predict", **as_raw(file.read_bytes())).json() for file in files] == wanted
+        assert_bentomls_client_gets(wanted, server, files, tmp_path)
+
+
+def test_bentomls_own_client_gets_the_same_answers(tmp_path: Path, server: Server, client: httpx.Client) -> None:
+    files = coloured_files(tmp_path)
+    wanted = [client.post("/predict", **as_raw(file.read_bytes())).json() for file in files]
+    assert_bentomls_client_gets(wanted, server, files, tmp_path)
+
+
+def coloured_files(folder: Path) -> list[Path]:
+    files = [folder / f"{label}.png" for label in ("red", "blue")]
+    for file in files:
+        file.write_bytes(image_bytes(COLOURS[file.stem]))
+    return files
+
+
+def assert_bentomls_client_gets(wanted: list[Any], server: Server, files: list[Path], tmp_path: Path) -> None:
+    with bentoml.SyncHTTPClient(server.url) as own:
         assert [own.predict(image=file) for file in files] == wanted
         many = own.predict_many(images=files)["answers"]
         assert [answer["label"] for answer in many] == ["red", "blue"]

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from serving.settings import HOME, Settings, SettingsError, WorkerSettings
+from serving.settings import HOME, BentoMLSettings, Settings, SettingsError, WorkerSettings
 
 KEY, TOKEN = "0123456789abcdef", "a-token-of-its-own"
 
@@ -141,6 +141,17 @@ def test_a_worker_finds_the_folder_of_its_group(tmp_path: Path, monkeypatch: pyt
     assert WorkerSettings.from_environment().group is None
     monkeypatch.setenv("OPENWORLD_GROUP", str(tmp_path))
     assert WorkerSettings.from_environment().group == tmp_path
+
+
+def test_variables_of_bentoml_are_read_by_the_same_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "HOST", "PORT"):
+        monkeypatch.setenv(f"BENTOML_{name}", "")
+    found = BentoMLSettings.from_environment()
+    assert (found.home, found.host, found.port) == (Path.home() / "bentoml", None, "3000")
+    for name, value in {"HOME": "/somewhere", "HOST": "10.0.0.7", "PORT": "3001"}.items():
+        monkeypatch.setenv(f"BENTOML_{name}", value)
+    found = BentoMLSettings.from_environment()
+    assert (found.home, found.host, found.port) == (Path("/somewhere"), "10.0.0.7", "3001")
 
 
 def test_bundles_can_be_swapped_where_somebody_can_ask_for_it() -> None:

@@ -225,7 +225,7 @@ def drawn(classes: range, images: int) -> NDArray[np.float32]:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_known_classes_tell_which_differences_count(store: Store) -> None:
+def test_known_classes_determine_which_differences_count(store: Store) -> None:
     factors = ClassFactors(Projection(64, 0)).with_classes(drawn(range(6), 30), np.repeat(range(6), 30))
     known = Teachable(factors, ChoiceMemory(), PooledSettings(shrinkage=0.1))
     store.add([arrival(0, np.zeros(3, np.float32))])

@@ -70,7 +70,7 @@ class ImageEncoder:
         self._huge = Lock()
 
     def encoded(self, some: Sequence[Place], view: View, has: Callable[[bytes], bool]) -> list[Encoded]:
-        """The vectors of the images that can be read, unless the cache has them: `has` tells that by their digest."""
+        """The vectors of the images that can be read, unless the cache has them: `has` looks up their digest."""
         found, pixels = [], []
         for place, original in some:
             try:

@@ -188,8 +188,8 @@ def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
     log_to_terminal()
     device = prepare(choose_device())
-    rule = chosen_rule(chosen)
     run = open_run(chosen.run, device, chosen.decision)
+    rule = chosen_rule(chosen)
     sources = open_sources(run.config, chosen.data, weights=chosen.trunk_weights, run=chosen.run)
     return evaluate(run, sources, device, rule, chosen_unknown(chosen, sources))
 

@@ -77,6 +77,7 @@ ItemId = Annotated[Whole, Path(ge=0, le=schemas.LARGEST_ID, description="number 
 
 router = APIRouter(
     prefix="/unknowns",
+    tags=["Unknown images"],
     responses=error_responses(
         errors.AdminTokenError,
         errors.AdminOffError,

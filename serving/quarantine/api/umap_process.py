@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.atomic import replace_file
 from serving.bundle.umap_places import BUSY, MISSING, PLACES, UmapError, installed
-from serving.telemetry.metrics import FOLDER_VARIABLE
+from serving.telemetry.metrics import shared_folder
 
 Numbers = NDArray[np.float32]
 
@@ -26,8 +26,8 @@ class UmapProcess:
 
     def __init__(self) -> None:
         # Workers share the folder of their metrics. Starting a server empties it.
-        shared = os.environ.get(FOLDER_VARIABLE)
-        self._folder = Path(shared) / "umap" if shared else Path(tempfile.mkdtemp(prefix="openworld-umap-"))
+        shared = shared_folder()
+        self._folder = shared / "umap" if shared else Path(tempfile.mkdtemp(prefix="openworld-umap-"))
         self._child: subprocess.Popen[bytes] | None = None
         self._made: tuple[str, Numbers] | None = None
 

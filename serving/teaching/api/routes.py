@@ -78,6 +78,7 @@ class ExportQuery(ApiModel):
 
 router = APIRouter(
     prefix="/teach",
+    tags=["Teaching"],
     responses=error_responses(
         errors.AdminTokenError,
         errors.AdminOffError,
@@ -315,9 +316,9 @@ async def remove_examples(request: Request, body: schemas.RemoveBody) -> Respons
 
 @router.post("/feedback", response_model=Changed, responses=_change_errors)
 async def feedback(request: Request, body: schemas.FeedbackBody) -> Response:
-    """Say whether the answer for an image in the quarantine was right, or what it shows."""
+    """Confirm the answer for an image in the quarantine, or give the class that the image shows."""
 
-    def say(teacher: Teacher, who: str) -> Changed:
+    def judge(teacher: Teacher, who: str) -> Changed:
         found = teacher.store.items(ids=[body.id])
         if not found:
             raise UnknownIdError(f"no item {body.id}")
@@ -327,7 +328,7 @@ async def feedback(request: Request, body: schemas.FeedbackBody) -> Response:
         teacher.store.teach([body.id], label, teacher.current().labels, who)
         return Changed(items=(body.id,))
 
-    return await _answer(request, say)
+    return await _answer(request, judge)
 
 
 @router.get("/loose", response_model=schemas.LooseList)

@@ -56,7 +56,7 @@ def test_evidence_for_a_class_adds_up_because_logits_are_linear() -> None:
     assert found.total == pytest.approx(logits[2] - np.delete(logits, 2) @ shares / shares.sum(), abs=1e-5)
 
 
-def test_evidence_for_unknown_says_what_does_not_add_up() -> None:
+def test_evidence_for_unknown_has_the_part_that_does_not_add_up() -> None:
     cells, shape = cell_vectors(MAPS, DEPTHS)
     vector = encoded(MAPS)
     found = explain(vector, cells, shape, outputs, class_id=1, unknown=True)

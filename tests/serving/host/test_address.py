@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.host.address import LOOPBACK, default_host, is_loopback
+from serving.host.address import LOOPBACK, is_loopback
+from serving.settings import BentoMLSettings
 from tests.helpers_serving import Server, serving
 from tests.load import listening
 
@@ -27,10 +28,16 @@ def test_all_addresses_are_used_if_they_are_asked_for(bundle: Path, tmp_path: Pa
 
 
 def test_the_default_follows_the_variable_of_bentoml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BENTOML_HOST", raising=False)
-    assert (default_host(None), default_host("key")) == ("127.0.0.1", "0.0.0.0")
+    def addresses() -> list[str]:
+        return list(map(BentoMLSettings.from_environment().address, (None, "key")))
+
+    for unset in ("", None):
+        monkeypatch.delenv("BENTOML_HOST", raising=False)
+        if unset is not None:
+            monkeypatch.setenv("BENTOML_HOST", unset)
+        assert addresses() == ["127.0.0.1", "0.0.0.0"]
     monkeypatch.setenv("BENTOML_HOST", "10.0.0.7")
-    assert (default_host(None), default_host("key")) == ("10.0.0.7", "10.0.0.7")
+    assert addresses() == ["10.0.0.7", "10.0.0.7"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from serving.bundle.atomic import locked
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST
 from serving.host import preflight
-from serving.host.preflight import CANNOT_SERVE, bentoml_home, check, check_in_child, first_bundle
+from serving.host.preflight import CANNOT_SERVE, check, check_in_child, first_bundle
 from serving.settings import Settings
 from serving.swap.agreement import WorkerGroup
 from tests.helpers import raise_at_call
@@ -32,13 +32,6 @@ def test_a_check_that_is_killed_prints_one_line(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"error: some/bundle: killed by {fatal.name} while it was tested")
     assert reason in line
-
-
-def test_the_home_is_the_documented_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENTOML_HOME", "/somewhere")
-    assert bentoml_home() == Path("/somewhere")
-    monkeypatch.delenv("BENTOML_HOME")
-    assert bentoml_home() == Path.home() / "bentoml"
 
 
 @pytest.mark.parametrize("damage", ["nested", "pipe", "device"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 from serving import errors
 from serving.bundle import run_verdict
@@ -20,6 +23,11 @@ from serving.settings import Settings
 from serving.teaching.api import schemas as teaching_schemas
 
 PREDICTIONS = ("/predict", "/predict_many")
+HIDDEN = {"/", "/docs", "/features", "/samples", "/samples/{name}"}
+HIDDEN |= {"/docs.json", "/schema.json", "/static_content/{file}"}
+"""Pages, and what is not for callers."""
+OPEN = HIDDEN | {"/model", "/metrics", "/livez", "/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"}
+"""Every other route needs the key or the token. A route that is added is answered to everyone only if it is here."""
 MODELS = {
     name: model
     for module in (schemas, open_inference, quarantine_schemas, teaching_schemas, run_verdict)
@@ -28,11 +36,12 @@ MODELS = {
 }
 
 
+def no_engine() -> Any:
+    raise AssertionError("this needs no engine")
+
+
 @pytest.fixture(scope="module")
 def described() -> dict[str, Any]:
-    def no_engine() -> Any:
-        raise AssertionError("the document needs no engine")
-
     return document(make_app(Settings(), no_engine, PlainTextResponse("")))
 
 
@@ -57,9 +66,7 @@ def test_it_is_served(client: httpx.Client, described: dict[str, Any]) -> None:
 
 def test_every_route_and_body_form_is_there(described: dict[str, Any]) -> None:
     paths = described["paths"]
-    pages = {"/", "/docs", "/features", "/samples", "/samples/{name}"}
-    hidden = pages | {"/docs.json", "/schema.json", "/static_content/{file}"}
-    assert set(paths) == {route.path for router in ROUTERS for route in router.routes} - hidden
+    assert set(paths) == {route.path for router in ROUTERS for route in router.routes} - HIDDEN
     assert {"/predict", "/predict_many", "/model", "/metrics", "/livez", "/readyz", "/admin/reload"} < set(paths)
     one, many = (set(paths[path]["post"]["requestBody"]["content"]) for path in PREDICTIONS)
     assert one == {"multipart/form-data", "image/*", "application/octet-stream", "application/json"}
@@ -74,9 +81,9 @@ def test_every_route_and_body_form_is_there(described: dict[str, Any]) -> None:
 def test_routes_are_grouped(described: dict[str, Any]) -> None:
     groups = [tag["name"] for tag in described["tags"]]
     assert groups[0] == "Predictions"
-    found = {path: operation["tags"] for path, operation in operations(described)}
+    found = {path: operation.get("tags", []) for path, operation in operations(described)}
     assert {group for tags in found.values() for group in tags} == set(groups), "a group without routes, or none"
-    assert all(len(tags) == 1 for tags in found.values())
+    assert all(len(tags) == 1 for tags in found.values()), "a router without its tag, or two"
     assert found["/predict"] == ["Predictions"]
     assert found["/v2/health/live"] == ["Open Inference Protocol"]
     assert found["/unknowns/groups"] == ["Unknown images"]
@@ -130,6 +137,24 @@ def test_protected_routes_declare_their_security(described: dict[str, Any]) -> N
             with_key = path in (*PREDICTIONS, "/drift") or path.startswith("/v2/models")
             assert needed == ({"bearer", "key"} if with_key else set())
     assert set(described["components"]["securitySchemes"]) == {"bearer", "key", "admin", "admin_page"}
+
+
+def test_every_route_but_the_open_ones_refuses_a_request_without_credentials(described: dict[str, Any]) -> None:
+    settings = Settings(api_key="0123456789abcdef", admin_token="a-token-of-its-own")
+    client = TestClient(make_app(settings, no_engine, PlainTextResponse("")))
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    assert {route.path for route in routes} > OPEN
+    for route in routes:
+        if route.path in OPEN:
+            assert "401" not in described["paths"].get(route.path, {}).get("get", {"responses": {}})["responses"]
+            continue
+        assert route.include_in_schema, route.path
+        for method in route.methods:
+            response = client.request(method, re.sub(r"\{\w+\}", "1", route.path))
+            assert response.status_code == 401, route.path
+            operation = described["paths"][route.path][method.lower()]
+            assert "401" in operation["responses"], "the document has to show it"
+            assert operation["security"]
 
 
 def test_every_field_has_a_valid_example(described: dict[str, Any]) -> None:

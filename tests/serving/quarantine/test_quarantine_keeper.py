@@ -321,7 +321,7 @@ def test_a_password_is_never_shown() -> None:
     assert "secret" not in repr(settings)
 
 
-def test_who_waits_is_told_when_it_is_durable_or_lost(stuck: Stuck) -> None:
+def test_who_waits_learns_when_it_is_durable_or_lost(stuck: Stuck) -> None:
     told: list[tuple[int, str | None, int]] = []
 
     def waiting(number: int) -> Arrival:

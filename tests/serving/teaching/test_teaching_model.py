@@ -204,7 +204,7 @@ def test_before_and_after_are_the_same_measure(bundle: Path) -> None:
     assert counts[0] > 12
 
 
-def test_every_version_says_how_far_its_taught_classes_can_be_relied_on(bundle: Path, tmp_path: Path) -> None:
+def test_every_version_lists_how_far_its_taught_classes_can_be_relied_on(bundle: Path, tmp_path: Path) -> None:
     model = taught(bundle, {"elk": pictures("elk", 25), "fox": pictures("fox", 4)}, {"dog": pictures("hen", 9)})
     saved = BundleModel.load(model.save(tmp_path / "saved"), provider="cpu", threads=1)
     shown = {each.label: each for each in describe(saved).taught}

@@ -225,7 +225,7 @@ def test_rename_merge_delete_and_roll_back(client: httpx.Client) -> None:
     assert {"teach", "publish", "rename", "learn"} <= {each["what"] for each in log}
 
 
-def test_a_second_job_is_told_who_works(client: httpx.Client) -> None:
+def test_a_second_job_is_refused_with_the_name_of_the_first_user(client: httpx.Client) -> None:
     teach(client, "gnu", *pictures("gnu", 6))
     job = ok(client.post("/teach/learn", json={}), 202)
     other = client.post("/teach/learn", json={}, headers={"x-openworld-user": "bob"})
@@ -235,7 +235,7 @@ def test_a_second_job_is_told_who_works(client: httpx.Client) -> None:
     finished(client, job, "done", "discarded")
 
 
-def test_the_second_to_accept_is_told_what_changed(client: httpx.Client, place: Path) -> None:
+def test_the_second_to_accept_sees_what_changed(client: httpx.Client, place: Path) -> None:
     job = learned(client)
     # Somebody publishes meanwhile.
     shelf = Shelf(place / "shelf")

@@ -168,7 +168,7 @@ def test_a_run_without_a_buffer_stores_no_image(loss: str, tmp_path: Path, monke
     assert open_run(folder, torch.device("cpu")).corrections == ()
 
 
-def test_a_run_with_a_buffer_stores_as_many_as_it_was_told(kept_run: Path) -> None:
+def test_a_run_with_a_buffer_stores_as_many_images_as_configured(kept_run: Path) -> None:
     (kept_run / "checkpoint.previous.safetensors").unlink(missing_ok=True)
     assert images_found(kept_run) == SIZE
     buffer = load(kept_run).buffer()

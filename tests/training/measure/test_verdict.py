@@ -123,7 +123,7 @@ def test_grades_of_unknown_detection(auroc: float, rejected_known: float, reject
     assert Separation(auroc, 1000, 1000, rejected_known, rejected_unknown).grade(0.05) == grade
 
 
-def test_a_weak_auroc_of_few_images_cannot_be_told_from_guessing() -> None:
+def test_a_weak_auroc_of_few_images_cannot_be_distinguished_from_guessing() -> None:
     assert Separation(0.65, 1000, 1000, 0.05, 0.2).grade(0.05) == "weak"
     assert Separation(0.65, 30, 10, 0.05, 0.2).grade(0.05) == "not working"
 

@@ -232,7 +232,7 @@ def test_an_optimizer_state_of_other_parameters_is_refused(shape: tuple[int, ...
     assert_misfit(caught, tmp_path, "")
 
 
-def test_a_folder_without_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"{tmp_path}: no checkpoint yet"):
         load(tmp_path)
 

@@ -31,7 +31,7 @@ async function show() {
   const mine = current;
   const { content, ask } = request;
   element("why").setAttribute("aria-busy", "true");
-  say("Looking for the evidence …");
+  report("Looking for the evidence …");
   try {
     const [{ answer }, picture] = await Promise.all([ask(), createImageBitmap(content)]);
     const map = await bitmapOf(answer.explanation.png);
@@ -40,7 +40,7 @@ async function show() {
     describe(answer.explanation);
     element("why").setAttribute("aria-pressed", "true");
   } catch (problem) {
-    if (mine === current) say(`There is no explanation: ${problem.message}`);
+    if (mine === current) report(`There is no explanation: ${problem.message}`);
   } finally {
     element("why").removeAttribute("aria-busy");
   }
@@ -71,12 +71,12 @@ function describe({ evidence_for: label, grid }) {
   const best = flat.indexOf(Math.max(...flat));
   const [row, column] = [Math.floor(best / grid[0].length), best % grid[0].length];
   const place = `${third(row, grid.length, ["top", "middle", "bottom"])} ${third(column, grid[0].length, ["left", "centre", "right"])}`;
-  say(`Orange speaks for “${label}”, blue against it. The strongest evidence is at the ${place}.`);
+  report(`Orange speaks for “${label}”, blue against it. The strongest evidence is at the ${place}.`);
 }
 
 const third = (at, count, names) => names[Math.min(2, Math.floor((3 * (at + 0.5)) / count))];
 
-function say(text) {
+function report(text) {
   element("why-text").textContent = text;
   element("why-text").hidden = false;
 }

@@ -61,10 +61,10 @@ function show() {
   element("feedback-label").value = "";
   const names = new Set([...labels, ...Object.keys(status.classes)]);
   element("feedback-labels").replaceChildren(...[...names].map((value) => make("option", { value })));
-  tell("");
+  report("");
 }
 
-function tell(text, { undo = null, wrong = false } = {}) {
+function report(text, { undo = null, wrong = false } = {}) {
   element("feedback-text").textContent = text;
   element("feedback-text").classList.toggle("refused", wrong);
   element("feedback-more").hidden = !text || wrong;
@@ -93,10 +93,10 @@ async function teach(text) {
     const waiting = status.classes[label] ?? 0;
     const many = waiting > 1 ? ` ${waiting} of it wait to be learned.` : "";
     const what = here ? `It was an example of ${quoted(label)} already.` : `Kept as an example of ${quoted(label)}.`;
-    tell(`${what}${many}`, { undo: here ? null : () => takeBack(added, mine) });
+    report(`${what}${many}`, { undo: here ? null : () => takeBack(added, mine) });
     element("feedback-more").querySelector("a, button:not([hidden])").focus({ preventScroll: true });
   } catch (problem) {
-    tell([problem.message, problem.more].filter(Boolean).join(" "), { wrong: true });
+    report([problem.message, problem.more].filter(Boolean).join(" "), { wrong: true });
   }
 }
 
@@ -106,7 +106,7 @@ async function takeBack(added, mine) {
     if (mine === shown) show();
     element("feedback-right").focus({ preventScroll: true });
   } catch (problem) {
-    tell(problem.message, { wrong: true });
+    report(problem.message, { wrong: true });
   }
 }
 

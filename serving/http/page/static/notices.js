@@ -1,4 +1,4 @@
-// What a page tells a person about an action: that it is done, with a way back, or why it was not done. Actions run one
+// What a page shows about an action: that it is done, with a way back, or why it was not done. Actions run one
 // after the other.
 
 import { Problem } from "./api.js";

@@ -77,7 +77,7 @@ def test_the_choice_is_made_on_the_photos_of_all_tasks() -> None:
     assert choose([one, other, other], 4).weight == 0
 
 
-def test_columns_are_what_their_candidates_say() -> None:
+def test_columns_are_what_their_candidates_predict() -> None:
     good = logits_for(classes(), 3.0, 1)
     found = judged_with({1: good, 4: good})
     every = candidates(4)
