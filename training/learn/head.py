@@ -149,7 +149,7 @@ def _share_unknown(network: Network, task: int, features: Features, alpha: float
     """The share of images, given by features [rotations, images, copies, features], that the task alone would call
     unknown by the sum of its scores of features."""
     name = "features"
-    scorer, rule = task_side(network, task, decisions()[name])
+    scorer, rule = task_side(network, task, decisions()[name], alpha)
     flat = Features(*(depth.flatten(1, 2) for depth in features))
     scores = scorer.task_scores(mean_over_rotations(network.measure_features(flat, task))).cpu().numpy()
     alone = Rule(score=name, alpha=alpha, tasks=(rule,))
