@@ -168,6 +168,10 @@ def test_a_model_that_does_not_work_is_announced_with_every_answer(
         warning = httpx.post(f"{failing.url}/predict", content=image_bytes((255, 0, 0))).json()["warning"]
         assert opened.inner_text("#warning") == warning == FAILS.warning
         assert httpx.get(f"{failing.url}/model").json()["verdict"] == FAILS.model_dump()
+        image = base64.b64encode(image_bytes((255, 0, 0))).decode()
+        asked = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [image]}]}
+        protocol = httpx.post(f"{failing.url}/v2/models/tiny/infer", json=asked).json()
+        assert protocol["parameters"] == {"warning": FAILS.warning}
         opened.close()
 
 
