@@ -62,7 +62,7 @@ class OwnScores(BaseModel):
             raise ValueError(f"own scores must be finite numbers, at least one; got {every[:5]}")
         values, place, counts = np.unique(every, return_inverse=True, return_counts=True)
         each = np.ones(len(every)) if local_classes is None else _equal_weights(local_classes)
-        weights = np.bincount(place, weights=each)
+        weights = np.bincount(place, weights=each).astype(np.float64)
         center = float(np.median(every)) if local_classes is None else _weighted_median(values, weights)
         upper = every > center
         return cls(
@@ -163,7 +163,7 @@ class MixedRanks(Ranks):
         self.center, self.weight = np.array([(part.center, part.size) for part in parts]).T
         relative = [(np.asarray(part.own_scores) - part.center) / part.tail for part in parts]
         values, place = np.unique(np.concatenate(relative), return_inverse=True)
-        counts = np.bincount(place, weights=np.concatenate([part.weights for part in parts]))
+        counts = np.bincount(place, weights=np.concatenate([part.weights for part in parts])).astype(np.float64)
         self.points, at_least = _steps(values, counts, STEP_WIDTH)
         self.shares = at_least / counts.sum()
         self.last = self.center + self.tail * self.points[-1]

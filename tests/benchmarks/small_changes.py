@@ -82,7 +82,9 @@ def judged(
     found: list[list[Verdicts]] = [[] for _ in changes]
     kept = []
     for start in range(0, len(images), AT_ONCE):
-        pixels, readable = reread(images.at(np.arange(start, min(start + AT_ONCE, len(images)))), run.config.preset.image)
+        pixels, readable = reread(
+            images.at(np.arange(start, min(start + AT_ONCE, len(images)))), run.config.preset.image
+        )
         kept.append(readable)
         for verdicts, change in zip(found, changes, strict=True):
             verdicts.append(judge(run.outputs(read(changed(pixels, change)), CPU), run.rule))

@@ -192,9 +192,7 @@ def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Featu
     detector.fit(features, local_classes.repeat_interleave(copies), logits * head.scale + head.shift, unchanged)
 
 
-def _left_out(
-    network: Network, task: int, every: Features, local_classes: Tensor
-) -> tuple[dict[str, Tensor], Tensor]:
+def _left_out(network: Network, task: int, every: Features, local_classes: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Measurements [images, columns] of training images by detectors that were fitted to the other folds, and their
     classes: of all images but the only ones of their class."""
     fold = folds_of(local_classes)

@@ -163,7 +163,11 @@ def print_summary(result: Mapping[str, Any], console: Console | None = None) -> 
     table.add_row("average incremental", average, "mean CIL accuracy after each task, over the classes learned by then")
     for name, sentence in result["forgetting_in_words"].items():
         table.add_row(name.replace("_", " "), _percent(result[name]), sentence)
-    table.add_row("ECE", _percent(result["ece"]), "mean difference of confidence and accuracy, CIL; confidence is conditional on being known")
+    table.add_row(
+        "ECE",
+        _percent(result["ece"]),
+        "mean difference of confidence and accuracy, CIL; confidence is conditional on being known",
+    )
     counts = result["parameters"]
     trunk = f" behind {result['trunk']}" if result.get("trunk") else ""
     own = f"at inference{trunk}; task 0 alone has {counts['per_task'][0]:,} of them"
