@@ -2,8 +2,8 @@
 
 A request has one input tensor `image` of the type BYTES with one image file per element: base64 texts in JSON, or the
 files themselves after the JSON (the protocol's extension for binary data). The outputs are one tensor per field of an
-answer. The protocol has no errors for single images, so an invalid image is the error of its request. Why answers should
-not be relied on is the parameter `warning` of the response, as it holds for all of them.
+answer. The protocol has no errors for single images, so an invalid image is the error of its request. Why answers
+should not be relied on is the parameter `warning` of the response, as it holds for all of them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from training import fit
 from training.data.datasets import SOURCES
 from training.store.checkpoint import METRICS
 
-
 Start = Callable[..., str]
 
 
