@@ -297,7 +297,7 @@ def export(
 
     `data` and `quarantine` are where the images of the run are now, if not where it learned from. A run that does not
     work, or on a shelf one by which an earlier class loses more than `max_loss` points of CIL or known images become
-    unknown, needs `force`; with a named `decision`, it also replaces the one of the shelf.
+    unknown, needs `force`. A named `decision` replaces the one of the shelf.
     Without `teaching`, the bundle of a run with a trunk has nothing that a server could learn classes from.
     """
     for precision in precisions or ():
@@ -305,13 +305,11 @@ def export(
             raise WriteError(unknown_name("precision", precision, PRECISIONS))
     run = _open(folder, decision)
     before = _current(shelf) if shelf else _replaced(out)
-    if shelf and before and decision == AUTO and run.decider.name != before.rule.score:
-        # Answers for earlier tasks must stay as they are.
-        note(
-            f"the run would decide by {run.decider.name}; it is published as served so far, by {before.rule.score} "
-            f"(--decision {run.decider.name} --force publishes the other one)"
-        )
-        run = _open(folder, before.rule.score)
+    another = bool(shelf and before and run.decider.name != before.rule.score)
+    if shelf and before and another and decision == AUTO:
+        another = _is_provisional(before, run)
+        _tell_decision(run.decider.name, before.rule.score, chosen_now=another)
+        run = run if another else _open(folder, before.rule.score)
     trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights, run=folder)
     quality = quality_of(folder, run, data, quarantine, trunk)
     quality.check(folder, force=force)
@@ -342,7 +340,7 @@ def export(
             note(f"{len(evidence)} of {found} {evidence.kind} images were used, evenly by task")
         if shelf is not None:
             loss = math.inf if force else MAX_LOSS if max_loss is None else max_loss
-            allowed = Allowed(loss, unknown=force, decision=force and decision != AUTO)
+            allowed = Allowed(loss, unknown=force, decision=another)
             return Exported(put_on_shelf(fresh, shelf, before, evidence, allowed), manifest)
         move_into_place(fresh, out)
         return Exported(out, manifest)
@@ -372,6 +370,27 @@ def _current(shelf: Shelf) -> Bundle | None:
         raise PublishError(
             f"{error}; the current bundle cannot be compared with: roll back, or remove the link `current`"
         ) from None
+
+
+def _is_provisional(before: Bundle, run: Run) -> bool:
+    """Whether the decision of a bundle was taken before a choice was possible: one task alone cannot show how well
+    tasks are separated."""
+    return len(before.rule.tasks) == 1 < len(run.rule.tasks)
+
+
+def _tell_decision(own: str, served: str, *, chosen_now: bool) -> None:
+    """Print by which of two decisions a run is published: its own, or the one that is served."""
+    if chosen_now:
+        note(
+            f"the current bundle decides by {served}, chosen with a single task; the run decides by {own} now, and is "
+            f"published so (--decision {served} keeps the other one)"
+        )
+    else:
+        # Answers for earlier tasks must stay as they are.
+        note(
+            f"the run would decide by {own}; it is published as served so far, by {served} (--decision {own} publishes "
+            "the other one)"
+        )
 
 
 def _open(folder: Path, decision: str) -> Run:

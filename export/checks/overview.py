@@ -41,7 +41,7 @@ def _facts(manifest: Manifest) -> list[str]:
     return [
         history,
         f"{count}, method {manifest.method}{trunk}, decision {manifest.decision}",
-        *(f"{title}: {part.grade}" for title, part in manifest.verdict.parts.items()),
+        *(f"{title}: {part.grade}, {part.numbers}" for title, part in manifest.verdict.parts.items()),
     ]
 
 

@@ -37,7 +37,7 @@ class Allowed:
     unknown: bool = False
     """Whether more known images than by chance may be called unknown."""
     decision: bool = False
-    """Whether it may decide by another score."""
+    """Whether it may decide by another score; all other checks stay."""
 
 
 DEFAULT = Allowed()
@@ -73,7 +73,7 @@ def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, allowed: 
     if another and not allowed.decision:
         raise PublishError(
             f"version {old.version} decides by {before.rule.score}, the new bundle by {after.rule.score}; "
-            f"allowed: --decision {before.rule.score}, or --decision {after.rule.score} --force"
+            f"allowed: --decision {before.rule.score} or --decision {after.rule.score}"
         )
     for task, (rule, own) in enumerate(zip(before.rule.tasks, after.rule.tasks, strict=False)):
         if rule != own and not another:

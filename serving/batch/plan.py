@@ -69,6 +69,7 @@ class BatchPlan(BaseModel):
     images: int = Field(ge=0)
     threads: int = Field(ge=1, description="of each process; numbers may differ in their last bits with others")
     kept: str = Field(description="names and types of the copied columns, as KeptColumns encodes them")
+    warning: str | None = Field(default=None, description="why the answers of the bundle should not be relied on")
 
 
 class CompleteRun(BaseModel):

@@ -60,6 +60,8 @@ def run_batch(request: BatchRequest, settings: Settings) -> int:
             work.finish(plan)
             _say(f"{request.out} is complete already")
             return plan.errors
+        if plan.warning:
+            _say(f"warning: {plan.warning}")
         done, answered, errors = _answered(work, plan)
         if answered:
             _say(f"continues: {answered:,} of {plan.images:,} images are answered already")
@@ -98,7 +100,8 @@ def make_batch_plan(request: BatchRequest, settings: Settings, work: WorkFolder)
         return complete
     if before is not None:
         _check_same(before.options, options, work)
-        return before.model_copy(update={"bundle": absolute(str(request.bundle))})
+        warning = model.manifest.verdict.warning
+        return before.model_copy(update={"bundle": absolute(str(request.bundle)), "warning": warning})
     work.clear()
     return _new_plan(request, settings, work, model, options)
 
@@ -121,6 +124,7 @@ def _new_plan(
         images=images,
         threads=1 if request.ray else max(1, available_cpus() // workers),
         kept=kept.encode(),
+        warning=model.manifest.verdict.warning,
     )
     work.store_plan(plan)
     return plan
@@ -212,6 +216,7 @@ def _about(plan: BatchPlan) -> dict[str, str]:
         "task": str(options.task),
         "precision": plan.precision,
         "source": options.source,
+        **({"warning": plan.warning} if plan.warning else {}),
     }
 
 

@@ -15,6 +15,10 @@ and both can be compared between tasks although no two tasks ever saw the same i
   at least alpha. With a single task whose scores are of validation images, this accepts at least 1 - alpha of its own
   images on average. If scores of left-out training images are among them, the share is measured to be close to
   1 - alpha, and not proven: the network has seen these images, though the detectors have not.
+  If its classes have very different numbers of images, they count equally (`OwnScores.rank`): the p-value is the mean
+  of those among each class, and the promise is for the mean over the classes of the shares accepted. Proof: take one
+  further image of each class. Ranked with weights 1 / (n_c + 1), at most a share alpha of these images, averaged over
+  the classes, is below alpha, and the p-value is at least that rank.
   With several tasks, an unknown image has a chance with each of them, and its largest p-value tends to rise with every
   task. There are two cures:
   - Tasks that share one space of encoded vectors measure it on known images (`TaskRule.overall`): each task's left-out
@@ -84,10 +88,12 @@ class TaskRule(OwnScores):
         classes: int,
         overall: Sequence[float] | Array = (),
         expected: Sequence[float] | Array = (),
+        local_classes: NDArray[np.integer] | None = None,
     ) -> TaskRule:
-        """The rule of a task from the scores of its own images."""
+        """The rule of a task from the scores of its own images; with the class of each, `local_classes` [n], classes
+        count equally."""
         measured = {"overall": tuple(map(float, overall)), "expected": tuple(map(float, expected))}
-        return cls.rank(scores, classes=classes, **measured)
+        return cls.rank(scores, local_classes, classes=classes, **measured)
 
 
 def expected_surprises(surprises: Array, p_task: Array) -> Array:

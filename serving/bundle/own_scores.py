@@ -27,10 +27,18 @@ class OwnScores(BaseModel):
         min_length=1, description="distinct scores of own images, by detectors not fitted to them, ascending"
     )
     own_counts: tuple[int, ...] = Field(description="how many images had each score")
+    own_weights: tuple[float, ...] = Field(
+        default=(), description="as how many images each score counts, if classes count equally; else empty"
+    )
     tail: float = Field(gt=0, description="mean excess over the median score: beyond the last, images rank by it")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.own_weights and len(self.own_weights) != len(self.own_scores):
+            raise ValueError(
+                f"own_weights has {len(self.own_weights)} entries, own_scores {len(self.own_scores)}: one weight for "
+                "each score is needed, or none"
+            )
         if len(self.own_counts) != len(self.own_scores):
             raise ValueError(
                 f"own_counts has {len(self.own_counts)} entries, own_scores {len(self.own_scores)}: one count for each "
@@ -41,18 +49,27 @@ class OwnScores(BaseModel):
         return self
 
     @classmethod
-    def rank(cls, scores: Sequence[float] | Array, **others: Any) -> Self:
-        """From the scores of the images; `others` are the fields of a subclass."""
+    def rank(
+        cls, scores: Sequence[float] | Array, local_classes: NDArray[np.integer] | None = None, **others: Any
+    ) -> Self:
+        """From the scores of the images; `others` are the fields of a subclass.
+
+        With the class of each image, `local_classes` [n], a p-value is the mean over classes of the p-values among the
+        images of each: the classes count equally, however many images they have.
+        """
         every = np.asarray(scores, dtype=np.float64)
         if every.size == 0 or not np.isfinite(every).all():
             raise ValueError(f"own scores must be finite numbers, at least one; got {every[:5]}")
-        values, counts = np.unique(every, return_counts=True)
-        center = float(np.median(every))
-        upper = every[every > center]
+        values, place, counts = np.unique(every, return_inverse=True, return_counts=True)
+        each = np.ones(len(every)) if local_classes is None else _equal_weights(local_classes)
+        weights = np.bincount(place, weights=each).astype(np.float64)
+        center = float(np.median(every)) if local_classes is None else _weighted_median(values, weights)
+        upper = every > center
         return cls(
             own_scores=tuple(map(float, values)),
             own_counts=tuple(map(int, counts)),
-            tail=float(np.mean(upper - center)) if upper.size else 1.0,
+            own_weights=() if local_classes is None else tuple(weights.tolist()),
+            tail=float(np.average(every[upper] - center, weights=each[upper])) if upper.any() else 1.0,
             **others,
         )
 
@@ -64,7 +81,17 @@ class OwnScores(BaseModel):
     @property
     def least_p_value(self) -> float:
         """The smallest p-value that an image can have by these scores."""
-        return 1 / (self.images + 1)
+        return 1 / self.size
+
+    @property
+    def size(self) -> float:
+        """As how many images all scores count, plus one for the image that is ranked."""
+        return 1 + sum(self.own_weights or self.own_counts)
+
+    @property
+    def weights(self) -> Array:
+        """As how many images each score counts."""
+        return np.asarray(self.own_weights or self.own_counts, dtype=np.float64)
 
     def surprise(self, scores: Array) -> Array:
         """-log10 of the p-values of scores [n], continuous and strictly rising beyond the last stored score."""
@@ -73,6 +100,8 @@ class OwnScores(BaseModel):
     @cached_property
     def center(self) -> float:
         """The median of the scores."""
+        if self.own_weights:
+            return _weighted_median(np.asarray(self.own_scores), self.weights)
         return float(np.median(np.repeat(self.own_scores, self.own_counts)))
 
     @cached_property
@@ -81,10 +110,8 @@ class OwnScores(BaseModel):
 
         The line stays just above the step function, so acceptance of the task's own images is still at least 1 - alpha.
         """
-        points, at_least = _steps(
-            np.asarray(self.own_scores), np.asarray(self.own_counts, dtype=np.float64), STEP_WIDTH * self.tail
-        )
-        return points, (1 + at_least) / (self.images + 1)
+        points, at_least = _steps(np.asarray(self.own_scores), self.weights, STEP_WIDTH * self.tail)
+        return points, (1 + at_least) / self.size
 
 
 class Ranks:
@@ -133,10 +160,10 @@ class MixedRanks(Ranks):
 
     def __init__(self, parts: Sequence[OwnScores]) -> None:
         super().__init__(parts)
-        self.center, self.weight = np.array([(part.center, part.images + 1) for part in parts]).T
+        self.center, self.weight = np.array([(part.center, part.size) for part in parts]).T
         relative = [(np.asarray(part.own_scores) - part.center) / part.tail for part in parts]
         values, place = np.unique(np.concatenate(relative), return_inverse=True)
-        counts = np.bincount(place, weights=np.concatenate([part.own_counts for part in parts])).astype(np.float64)
+        counts = np.bincount(place, weights=np.concatenate([part.weights for part in parts])).astype(np.float64)
         self.points, at_least = _steps(values, counts, STEP_WIDTH)
         self.shares = at_least / counts.sum()
         self.last = self.center + self.tail * self.points[-1]
@@ -153,6 +180,20 @@ class MixedRanks(Ranks):
 def threshold(alpha: float) -> float:
     """-log10(alpha): the unknown_score above which an image is unknown."""
     return float(-np.log10(alpha))
+
+
+def _equal_weights(local_classes: NDArray[np.integer]) -> Array:
+    """As how many images each image [n] counts, so that (1 + sum of the weights at or above a score) / (1 + sum of all)
+    is the mean over classes of (1 + #{s_i >= s}) / (n_c + 1)."""
+    _, place, counts = np.unique(local_classes, return_inverse=True, return_counts=True)
+    shares = 1 / (counts + 1)
+    weights: Array = (shares / shares.sum())[place]
+    return weights
+
+
+def _weighted_median(values: Array, weights: Array) -> float:
+    """The first of ascending values at which half of the weight is reached."""
+    return float(values[np.searchsorted(weights.cumsum(), weights.sum() / 2)])
 
 
 def _steps(values: Array, counts: Array, width: float) -> tuple[Array, Array]:

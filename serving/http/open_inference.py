@@ -2,7 +2,8 @@
 
 A request has one input tensor `image` of the type BYTES with one image file per element: base64 texts in JSON, or the
 files themselves after the JSON (the protocol's extension for binary data). The outputs are one tensor per field of an
-answer. The protocol has no errors for single images, so an invalid image is the error of its request.
+answer. The protocol has no errors for single images, so an invalid image is the error of its request. Why answers
+should not be relied on is the parameter `warning` of the response, as it holds for all of them.
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ class InferResponse(ProtocolModel):
     model_name: str = field("preset and method", "digits-hat")
     model_version: str = field("version of the bundle", "ef3557a7ea7e")
     id: str = field("that of the request", "42", default="")
+    parameters: dict[str, str] | None = field(
+        "`warning`: why the answers should not be relied on; absent if there is no reason",
+        {"warning": "Does not work here: task prediction (TP 51.5 %)."},
+        default=None,
+    )
     outputs: tuple[OutputTensor, ...]
 
 
@@ -194,10 +200,12 @@ def _binary(tensor: InputTensor, rest: bytes, most: int) -> list[bytes]:
 def respond(parsed: InferRequest, answers: list[dict[str, Any]], manifest: Manifest) -> InferResponse:
     """The response from the answers, one per image."""
     names = [output.name for output in parsed.outputs] or list(OUTPUTS)
+    warning = next((answer["warning"] for answer in answers if answer["warning"]), None)
     return InferResponse(
         model_name=manifest.name,
         model_version=manifest.version,
         id=parsed.id,
+        parameters={"warning": warning} if warning else None,
         outputs=tuple(
             OutputTensor(
                 name=name, datatype=OUTPUTS[name], shape=(len(answers),), data=tuple(answer[name] for answer in answers)
@@ -320,7 +328,8 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         if isinstance(outcome, RequestError):
             raise outcome
         answers.append(json.loads(outcome))
-    return Response(respond(requests[0], answers, manifest).model_dump_json(), media_type=JSON)
+    response = respond(requests[0], answers, manifest)
+    return Response(response.model_dump_json(exclude_none=True), media_type=JSON)
 
 
 def _given(file: bytes) -> bytes:

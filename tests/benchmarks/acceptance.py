@@ -10,6 +10,7 @@ on one draw of some 90 images per task, which all runs have in common.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from training.data.sources import Sources
 from training.learn.measurements import task_measurements
 from training.measure.evaluation import known_and_unknown
-from training.run import Run, open_run
+from training.run import Run, RunError, open_run
 
 CPU = torch.device("cpu")
 COLUMNS = ("validation by left-out", "test by left-out", "test by both", "test by validation")
@@ -34,14 +35,15 @@ def accepted(scores: NDArray[np.float64], own: NDArray[np.float64], alpha: float
 
 def shares(run: Run, data: str | None = None) -> list[list[float]]:
     """For each task the shares of COLUMNS, and the medians of left-out, validation and test images."""
+    network, decider = run.need_decider("the acceptance by left-out images")
     known, _ = known_and_unknown(Sources(run.config, data).test_images()[0], run.config)
     rows = []
     for task, labels in enumerate(run.config.tasks):
-        detector, scorer = run.network.detector(task), run.decider.scorers[task]
+        detector, scorer = network.detector(task), decider.scorers[task]
         pixels = torch.from_numpy(known.of(labels).pixels).permute(0, 3, 1, 2)
         test, own, left_out = (
             scorer.task_scores(means).numpy()
-            for means in (task_measurements(run.network, task, pixels), detector.own.means(), detector.left_out.means())
+            for means in (task_measurements(network, task, pixels), detector.own.means(), detector.left_out.means())
         )
         both = np.concatenate([own, left_out])
         pairs = ((own, left_out), (test, left_out), (test, both), (test, own))
@@ -69,7 +71,11 @@ def main() -> None:
     chosen = parser.parse_args()
     every = []
     for folder in chosen.runs:
-        for task, row in enumerate(shares(open_run(folder, CPU), chosen.data)):
+        try:
+            found = shares(open_run(folder, CPU), chosen.data)
+        except RunError as error:
+            sys.exit(f"error: {error}")
+        for task, row in enumerate(found):
             every.append(row)
             shown = ", ".join(f"{100 * share:.1f}" for share in row[: len(COLUMNS)])
             medians = ", ".join(f"{value:.2f}" for value in row[len(COLUMNS) :])

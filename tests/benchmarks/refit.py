@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from training.host.seeds import seed_everything
 from training.learn.decisions import Nats, added, choose, cross_entropies
 from training.learn.head import STRENGTHS, fit_calibration, fit_detectors
 from training.measure.evaluation import evaluate, measure
-from training.run import open_run
+from training.run import RunError, open_run
 from training.show.console import print_summary
 from training.store.checkpoint import CURRENT, FORMAT, METRICS, PREVIOUS, load, save, write_json
 
@@ -36,8 +37,8 @@ CPU = torch.device("cpu")
 def refit(folder: Path, data: str | None = None, strengths: Sequence[float] = STRENGTHS) -> None:
     """Replace the detectors, the decision and the metrics of a run."""
     run, state = open_run(folder, CPU), load(folder)
+    network, nats = run.need_network("refitting detectors"), Nats()
     sources, tasks = Sources(run.config, data), range(len(run.config.tasks))
-    network, nats = run.network, Nats()
     network.eval()
     fresh = [UnknownDetector(len(labels)) for labels in run.config.tasks]
     later = {"heads": list(network.heads), "detectors": fresh, "ranges": list(network.ranges)}
@@ -79,8 +80,12 @@ def main() -> None:
     chosen = parser.parse_args()
     shutil.copytree(chosen.run, chosen.new)
     as_current_format(chosen.new)
-    with setting_known(chosen.setting):
-        refit(chosen.new, chosen.data, chosen.strength)
+    try:
+        with setting_known(chosen.setting):
+            refit(chosen.new, chosen.data, chosen.strength)
+    except RunError as error:
+        shutil.rmtree(chosen.new)
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from serving.bundle import decision
+from serving.bundle import own_scores
 from serving.bundle.decision import Outputs, Rule, judge
 from tests.benchmarks.digit_settings import CPU, SETTINGS, learned_run, setting_known
 from tests.benchmarks.small_changes import mean_and_deviation
@@ -78,7 +78,7 @@ def main() -> None:
             every = [(run.rule, evidence_of(run)) for run in runs]
         print(f"\n{name}, {len(every)} seeds, %\n{'OTHERS':>8}" + "".join(f"{column:>24}" for column in COLUMNS))
         for weight in WEIGHTS:
-            with mock.patch.object(decision, "OTHERS", weight):
+            with mock.patch.object(own_scores, "OTHERS", weight):
                 found = zip(*(shares(*each) for each in every), strict=True)
                 print(f"{weight:8}" + "".join(f"{mean_and_deviation(column):>24}" for column in found), flush=True)
 

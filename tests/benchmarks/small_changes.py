@@ -1,5 +1,9 @@
 """How many known test images of a run are called unknown after a small change, and how many are still recognised:
-`python -m tests.benchmarks.small_changes RUN...`, the mean and the standard deviation over the runs."""
+`python -m tests.benchmarks.small_changes RUN...`, the mean and the standard deviation over the runs.
+
+Of a run with a trunk, the pixels that the trunk reads are changed and encoded again, which takes time: ten times as
+long as encoding all its test photos once, and four times that if adapters read rotations.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from serving.bundle.decision import judge
-from training.data.sources import Sources
+from models.trunks.trunk import reopen
+from serving.bundle.decision import Verdicts, judge
+from serving.bundle.manifest import Graph
+from serving.bundle.model import encode_rotations
+from serving.bundle.session import open_session
+from training.data.images import Images, join
+from training.data.opening import open_sources
+from training.data.reread import reread
 from training.measure.evaluation import known_and_unknown
-from training.run import Run, open_run
+from training.run import Readings, Run, open_run
 
 CPU = torch.device("cpu")
+AT_ONCE = 64
+"""Photos that are in memory as pixels."""
 Change = Callable[[Tensor], Tensor]
 
 
@@ -55,18 +67,44 @@ def changed(pixels: NDArray[np.uint8], change: Change) -> NDArray[np.uint8]:
     return np.ascontiguousarray(images.clamp(0, 255).round().byte().permute(0, 2, 3, 1).numpy())
 
 
+def reader(run: Run) -> Callable[[NDArray[np.uint8]], Readings]:
+    """From pixels to what the run decides on: the pixels themselves or, with a trunk, their vectors."""
+    if run.config.trunk is None:
+        return lambda pixels: pixels
+    session = open_session(Graph(reopen(run.config.trunk, run=run.folder).model, {}))
+    return lambda pixels: encode_rotations(session, pixels, run.rotations)
+
+
+def judged(
+    run: Run, read: Callable[[NDArray[np.uint8]], Readings], images: Images, changes: Sequence[Change]
+) -> tuple[list[Verdicts], Images]:
+    """The verdicts on images after each of the changes, and the images whose pixels could be read."""
+    found: list[list[Verdicts]] = [[] for _ in changes]
+    kept = []
+    for start in range(0, len(images), AT_ONCE):
+        pixels, readable = reread(
+            images.at(np.arange(start, min(start + AT_ONCE, len(images)))), run.config.preset.image
+        )
+        kept.append(readable)
+        for verdicts, change in zip(found, changes, strict=True):
+            verdicts.append(judge(run.outputs(read(changed(pixels, change)), CPU), run.rule))
+    return [Verdicts(*map(np.concatenate, zip(*each, strict=True))) for each in found], join(kept)
+
+
 def rows(run: Run, data: str | None = None) -> list[tuple[str, float, float]]:
     """Each change with the shares of known test images that are called unknown, and whose best guess is right; last,
     unchanged images of classes never learned."""
-    known, unknown = known_and_unknown(Sources(run.config, data).test_images()[0], run.config)
+    source, _ = open_sources(run.config, data, run=run.folder).test_images()
+    known, unknown = known_and_unknown(source, run.config)
     labels = np.array(run.config.labels)
-    found = []
-    for name, change in CHANGES.items():
-        verdicts = judge(run.outputs(changed(known.pixels, change), CPU), run.rule)
-        right = labels[verdicts.class_id] == known.labels
-        found.append((name, float(1 - verdicts.known.mean()), float(right.mean())))
+    read = reader(run)
+    every, kept = judged(run, read, known, list(CHANGES.values()))
+    found = [
+        (name, float(1 - verdicts.known.mean()), float((labels[verdicts.class_id] == kept.labels).mean()))
+        for name, verdicts in zip(CHANGES, every, strict=True)
+    ]
     if len(unknown):
-        verdicts = judge(run.outputs(unknown.pixels, CPU), run.rule)
+        ((verdicts,), _) = judged(run, read, unknown, [CHANGES["unchanged"]])
         found.append(("never learned", float(1 - verdicts.known.mean()), math.nan))
     return found
 

@@ -62,7 +62,7 @@ def test_a_bundle_is_one_screen_whatever_its_size(
     assert manifest.version in shown
     assert "fp32: " in shown
     for title, part in manifest.verdict.parts.items():
-        assert f"{title}: {part.grade}" in shown
+        assert f"{title}: {part.grade}, {part.numbers}"[:79] in shown
     # Thirty tasks of twelve classes with long names.
     task = manifest.tasks[0]
     tasks = [

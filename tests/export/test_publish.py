@@ -246,20 +246,59 @@ def test_another_decision_is_refused_by_its_name(publish: Publish, refused: Call
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     error = refused(network, decider=decider_for(network, "paper"))
-    assert "decides by mahalanobis, the new bundle by paper; allowed: --decision mahalanobis, or" in error
-    assert "by mahalanobis (--decision paper --force publishes the other one)" in error
-    # Neither of the two options allows it alone.
-    assert "decides by mahalanobis" in refused(network, "--decision", "paper", decider=decider_for(network, "paper"))
+    assert "decides by mahalanobis, the new bundle by paper; allowed: --decision mahalanobis or --decision pa" in error
+    assert "by mahalanobis (--decision paper publishes the other one)" in error
+    # What --force allows is another matter.
+    assert "decides by mahalanobis" in refused(network, "--force", decider=decider_for(network, "paper"))
 
 
-def test_another_decision_that_is_named_and_forced_is_published_with_what_it_changes(
+def test_the_decision_of_a_single_task_gives_way_to_the_choice_of_the_run(
+    publish: Publish, shelf: Shelf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = learned("hat", "convnet", (3,))
+    assert publish(network) == 0
+    # The same lesson with another decision is no evidence: it is published as served so far.
+    assert publish(network, decider=decider_for(network, "paper")) == 2
+    assert "published as served so far, by mahalanobis" in capsys.readouterr().err
+    grown = with_another_task(network)
+    assert publish(grown, decider=decider_for(grown, "paper")) == 0
+    assert load_bundle(shelf.folder / "current").rule.score == "paper"
+    printed = capsys.readouterr().err
+    assert "decides by mahalanobis, chosen with a single task; the run decides by paper now" in printed
+    assert "(--decision mahalanobis keeps the other one)" in printed
+    assert "validation images of earlier tasks, " in printed
+    # With two tasks, the choice stays.
+    more = with_another_task(grown)
+    assert publish(more, decider=decider_for(more)) == 2
+
+
+def test_another_decision_for_a_single_task_has_to_keep_its_images_known(
+    publish: Publish, refused: Callable[..., str], shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = learned("hat", "convnet", (3,))
+    assert publish(network) == 0
+
+    def decide_strictly(outputs: Outputs, rule: Rule) -> Verdicts:
+        verdicts = decide(outputs, rule)
+        return verdicts if rule.score != "paper" else verdicts._replace(known=verdicts.known & False)
+
+    monkeypatch.setattr(publishing, "decide", decide_strictly)
+    grown = with_another_task(network)
+    assert "known images would be called unknown" in refused(grown, decider=decider_for(grown, "paper"))
+    # A named decision allows no more.
+    named = refused(grown, "--decision", "paper", decider=decider_for(grown, "paper"))
+    assert "known images would be called unknown" in named
+    assert publish(grown, "--force", decider=decider_for(grown, "paper")) == 0
+
+
+def test_another_decision_that_is_named_is_published_with_what_it_changes(
     publish: Publish, refused: Callable[..., str], shelf: Shelf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = learned("hat", "convnet", SIZES)
     assert publish(network) == 0
     before = shelf.current()
     assert before is not None
-    grown, chosen = with_another_task(network), ("--decision", "paper", "--force")
+    grown, chosen = with_another_task(network), ("--decision", "paper")
     # The networks of earlier tasks are compared all the same.
     moved = altered(network, another_bias)
     assert "task 0 gives other logits" in refused(moved, *chosen, decider=decider_for(moved, "paper"))

@@ -145,7 +145,16 @@ def test_a_run_is_diagnosed(whole_run: WholeRun, tmp_path: Path, capsys: pytest.
 def test_the_tables_fit_a_terminal(whole_run: WholeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(whole_run.folder)]) == 0
     printed = capsys.readouterr().out
-    for words in ("limited", "H_OOD,k", "ext. ii", "confused tasks", "confused classes", "body.1.conv", "free"):
+    for words in (
+        "limited",
+        "least",
+        "H_OOD,k",
+        "ext. ii",
+        "confused tasks",
+        "confused classes",
+        "body.1.conv",
+        "free",
+    ):
         assert words in printed
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80

@@ -78,6 +78,9 @@ def test_the_page_shows_the_run_and_loads_nothing(page: str, whole_run: WholeRun
     measured = json.loads((whole_run.folder / "metrics.json").read_text())
     for value in (measured["cil_accuracy"], measured["til_accuracy"], measured["lost_to_newer_classes"]):
         assert f"{100 * value:.1f} %" in read.words
+    lowest = measured["after_each_task"][-1]["accepted_known_lowest"]
+    assert "known acceptedof the task with the lowest shareunknown rejected" in read.words
+    assert f"<td>{100 * lowest:.1f}</td>" in page
     for name, title in PARTS.items():
         part = measured["verdict"][name]
         line = f"{title.capitalize()}: {part['grade']}. {part['numbers']}."

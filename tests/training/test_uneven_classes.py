@@ -61,3 +61,13 @@ def test_only_uneven_classes_are_standardised_one_by_one(uneven_run: Path) -> No
     uneven, even = decisions.make_decider(network, "fused", 0.05).scorers
     assert len(set(uneven.weights[0])) == 2
     assert len(set(even.weights[0])) == 1
+
+
+def test_uneven_classes_count_equally_if_that_leaves_a_chance_to_reject(uneven_run: Path) -> None:
+    network = open_run(uneven_run / "run", torch.device("cpu")).network
+    uneven, even = decisions.make_decider(network, "fused", 0.2).rule.tasks
+    assert uneven.least_p_value == pytest.approx((1 / 11 + 1 / 5) / 2)
+    assert even.own_weights == ()
+    # With 4 images of a class, no image could be rejected at alpha 0.1: every image counts the same.
+    rule, _ = decisions.make_decider(network, "fused", 0.1).rule.tasks
+    assert rule.least_p_value == 1 / 15

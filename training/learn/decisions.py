@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from models.detectors import Decision, decisions
 from models.detectors.score import Means
@@ -77,22 +78,32 @@ def make_decider(network: Network, name: str, alpha: float, corrections: Sequenc
             f"decision {name} needs the score {', '.join(missing)}, which was added after this run was learned: learn "
             f"the run again, or choose one of: {', '.join(offered_decisions(network, corrections))}"
         )
-    sides = [task_side(network, task, decision, corrections) for task in range(len(network.heads))]
+    sides = [task_side(network, task, decision, alpha, corrections) for task in range(len(network.heads))]
     scorers, rules = zip(*sides, strict=True)
     return Decider(name, scorers, Rule(score=name, alpha=alpha, tasks=rules))
 
 
 def task_side(
-    network: Network, task: int, decision: Decision, corrections: Sequence[Correction] = ()
+    network: Network, task: int, decision: Decision, alpha: float, corrections: Sequence[Correction] = ()
 ) -> tuple[TaskScorer, TaskRule]:
-    """A task's part of a decision, fitted to its memory."""
+    """A task's part of a decision, fitted to its memory; `alpha` is the level at which it has to be able to reject."""
     head, detector = network.head(task), network.detector(task)
     own = detector.memory()
     scale, shift = corrections[task] if decision.corrected else (float(head.scale), float(head.shift))
     scores = [detector.score(name) for name in decision.scores]
     uneven = detector.remembered_classes if detector.is_uneven and len(detector.remembered_classes) else None
     scorer = standardise(decision, scores, own, scale, shift, uneven)
-    return scorer, TaskRule.fit(scorer.task_scores(own).cpu().numpy(), head.classes)
+    return scorer, _task_rule(scorer.task_scores(own).cpu().numpy(), head.classes, uneven, alpha)
+
+
+def _task_rule(scores: NDArray[Any], classes: int, uneven: Tensor | None, alpha: float) -> TaskRule:
+    """Uneven classes count equally, or the images of a rare class would hardly count in what is usual for the task. If
+    a class has too few images to reject any image so, every image counts the same."""
+    if uneven is not None:
+        rule = TaskRule.fit(scores, classes, local_classes=uneven.cpu().numpy())
+        if rule.least_p_value < alpha:
+            return rule
+    return TaskRule.fit(scores, classes)
 
 
 def cross_entropies(network: Network, validation: Batchable, alpha: float) -> Nats:

@@ -11,11 +11,13 @@ ENOUGH_VALIDATION = 200
 
 
 def folds_of(local_classes: Tensor) -> Tensor:
-    """The fold of each image [n], at random but the same number of each class; none if a class has a single image."""
-    counts = torch.bincount(local_classes)
-    folds = min(FOLDS, int(counts.min()))
-    fold = torch.empty_like(local_classes)
-    for local_class, count in enumerate(counts.tolist()):
+    """The fold of each image [n], at random: each class has as many folds as it has images, up to FOLDS, of one size.
+
+    The only image of a class has the fold -1: it is left out of no fit, which needs an image of every class.
+    """
+    fold = torch.full_like(local_classes, -1)
+    for local_class, count in enumerate(torch.bincount(local_classes).tolist()):
         order = torch.randperm(count).to(fold.device)
-        fold[local_classes == local_class] = order % folds
-    return fold if folds > 1 else fold[:0]
+        if count > 1:
+            fold[local_classes == local_class] = order % min(FOLDS, count)
+    return fold

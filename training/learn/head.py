@@ -138,18 +138,17 @@ def _fit_and_remember(network: Network, task: int, data: TaskData, every: Featur
     train, detector = data.train, network.detector(task)
     _fit_to(network, task, detector, every, train.local_classes)
     own = task_measurements(network, task, data.validation.pixels)
-    left_out: dict[str, Tensor] = {}
+    left_out, of_left_out = dict[str, Tensor](), train.local_classes[:0]
     if len(data.validation) < ENOUGH_VALIDATION:
-        left_out = _left_out(network, task, every, train.local_classes)
-    remembered = [data.validation.local_classes, *([train.local_classes] if left_out else [])]
-    detector.remember(own, left_out, torch.cat(remembered))
+        left_out, of_left_out = _left_out(network, task, every, train.local_classes)
+    detector.remember(own, left_out, torch.cat([data.validation.local_classes, of_left_out]))
 
 
 def _share_unknown(network: Network, task: int, features: Features, alpha: float) -> float:
     """The share of images, given by features [rotations, images, copies, features], that the task alone would call
     unknown by the sum of its scores of features."""
     name = "features"
-    scorer, rule = task_side(network, task, decisions()[name])
+    scorer, rule = task_side(network, task, decisions()[name], alpha)
     flat = Features(*(depth.flatten(1, 2) for depth in features))
     scores = scorer.task_scores(mean_over_rotations(network.measure_features(flat, task))).cpu().numpy()
     alone = Rule(score=name, alpha=alpha, tasks=(rule,))
@@ -193,11 +192,10 @@ def _fit_to(network: Network, task: int, detector: UnknownDetector, every: Featu
     detector.fit(features, local_classes.repeat_interleave(copies), logits * head.scale + head.shift, unchanged)
 
 
-def _left_out(network: Network, task: int, every: Features, local_classes: Tensor) -> dict[str, Tensor]:
-    """Measurements [images, columns] of every training image by detectors that were fitted to the other folds."""
+def _left_out(network: Network, task: int, every: Features, local_classes: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Measurements [images, columns] of training images by detectors that were fitted to the other folds, and their
+    classes: of all images but the only ones of their class."""
     fold = folds_of(local_classes)
-    if not len(fold):
-        return {}
     live = network.head(task).live_part(network.connection.after.live(task))
     found: dict[str, Tensor] = {}
     for number in range(int(fold.max()) + 1):
@@ -208,7 +206,8 @@ def _left_out(network: Network, task: int, every: Features, local_classes: Tenso
         means = mean_over_rotations({"logits": live.each_rotation(plain.deep), **part.measure(plain)})
         for name, values in means.items():
             found.setdefault(name, values.new_empty(len(fold), values.shape[1]))[out] = values
-    return found
+    scored = fold >= 0
+    return {name: values[scored] for name, values in found.items()}, local_classes[scored]
 
 
 @torch.no_grad()

@@ -122,7 +122,7 @@ class TaskRows(NamedTuple):
         if len(self.validation) < ENOUGH_VALIDATION:
             torch.manual_seed(seed)
             fold = folds_of(torch.from_numpy(self.train_classes)).numpy()
-            for number in range(fold.max() + 1 if len(fold) else 0):
+            for number in range(fold.max() + 1):
                 out = fold == number
                 rest = self._replace(train=self.train[~out], train_classes=self.train_classes[~out])
                 scores.append(rest.distances(measure, self.train[out]).min(axis=1))

@@ -49,6 +49,11 @@ class Accuracies(TypedDict):
     lost_to_newer_classes: float
     """CIL accuracy that earlier tasks have lost since, beyond that: images taken for a class learned later."""
     accepted_known: float | None
+    accepted_known_per_task: list[float | None]
+    """The share of each task's own images; None for a task without test images."""
+    accepted_known_lowest: float | None
+    """The lowest of these shares. Of several tasks with few images each, chance alone makes it lower than what a task
+    accepts in the long run."""
     rejected_unknown: float | None
     """The share of the images of never-learned classes that are rejected; None if there are none."""
 
@@ -128,6 +133,7 @@ def within_task_matrix(every: Sequence[Stage]) -> Matrix:
 def after_each_task(every: Sequence[Stage], matrix: Matrix) -> list[Accuracies]:
     """CIL, TIL and TP accuracy, what earlier tasks have lost, and the shares accepted and rejected, after each task."""
     within = within_task_matrix(every)
+    accepted = [accepted_per_task(stage) for stage in every]
     lost = [(forgetting(matrix[:count]), forgetting(within[:count])) for count in range(1, len(every) + 1)]
     return [
         Accuracies(
@@ -137,10 +143,20 @@ def after_each_task(every: Sequence[Stage], matrix: Matrix) -> list[Accuracies]:
             forgetting_within_tasks=lost_within,
             lost_to_newer_classes=lost_of_all - lost_within,
             accepted_known=_accuracy(verdicts.known),
+            accepted_known_per_task=shares,
+            accepted_known_lowest=min((share for share in shares if share is not None), default=None),
             rejected_unknown=_accuracy(~accepted_unknown),
         )
-        for (verdicts, ids, rule_then, accepted_unknown), (lost_of_all, lost_within) in zip(every, lost, strict=True)
+        for (verdicts, ids, rule_then, accepted_unknown), (lost_of_all, lost_within), shares in zip(
+            every, lost, accepted, strict=True
+        )
     ]
+
+
+def accepted_per_task(stage: Stage) -> list[float | None]:
+    """The share of the test images of each task so far that is called known."""
+    true_task = task_of(stage.class_ids, stage.rule)
+    return [_accuracy(stage.verdicts.known[true_task == task]) for task in range(len(stage.rule.tasks))]
 
 
 def average_incremental_accuracy(accuracies: Sequence[Accuracies]) -> float | None:

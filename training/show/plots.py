@@ -273,4 +273,4 @@ def reliability(axes: Axes, confidence: Floats, right: NDArray[np.bool_], bins: 
     axes.plot([0, 1], [0, 1], color=INK, linestyle=":", linewidth=1)
     axes.bar_label(bars, counts, fontsize=7)
     axes.set(xlim=(0, 1), ylim=(0, 1.08), xlabel="confidence", ylabel="share of right answers")
-    axes.set_title("Confidence against accuracy (CIL; numbers: images)")
+    axes.set_title("Confidence, if known, against accuracy (CIL; numbers: images)")

@@ -33,7 +33,16 @@ from serving.bundle.terminal import duration  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
 from serving.predict import main  # noqa: E402
 from serving.settings import Settings  # noqa: E402
-from tests.helpers_serving import COLOURS, GREY, PATIENCE, ROOT, eventually, image_bytes  # noqa: E402
+from tests.helpers_serving import (  # noqa: E402
+    COLOURS,
+    FAILS,
+    GREY,
+    PATIENCE,
+    ROOT,
+    eventually,
+    image_bytes,
+    write_bundle,
+)
 
 NUMBERS = ("class_id", "task", "confidence", "p_within_task", "p_task", "p_value", "unknown_score")
 CHUNK = 8
@@ -101,6 +110,16 @@ def test_every_row_is_the_answer_of_the_image_alone(model: BundleModel, images: 
         assert row["error"] is row["error_code"] is None
     about = pq.read_schema(whole).metadata
     assert about[b"openworld.version"].decode() == model.manifest.version
+
+
+def test_a_bundle_that_does_not_work_warns_before_the_run_and_in_its_file(
+    images: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = write_bundle(tmp_path / "bundle", verdict=FAILS)
+    out = answer(failing, images, tmp_path / "answers.parquet")
+    assert f"warning: {FAILS.warning}\n" in capsys.readouterr().err
+    assert pq.read_schema(out).metadata[b"openworld.warning"].decode() == FAILS.warning
+    assert b"openworld.warning" not in pq.read_schema(whole).metadata
 
 
 def test_the_command_writes_csv_and_json_lines(bundle: Path, images: Path, whole: Path, tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import struct
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from serving.http.open_inference import OUTPUTS, read_request
-from tests.helpers_serving import COLOURS, GREY, image_bytes
+from serving.bundle.manifest import load_bundle
+from serving.http.open_inference import OUTPUTS, read_request, respond
+from tests.helpers_serving import COLOURS, FAILS, GREY, image_bytes
 
 IMAGES = [image_bytes(COLOURS["red"]), image_bytes(COLOURS["blue"]), image_bytes(GREY)]
 TEXTS = [base64.b64encode(image).decode() for image in IMAGES]
@@ -41,11 +43,20 @@ def test_health_and_metadata(client: httpx.Client) -> None:
 def test_images_get_the_answers_of_predict(client: httpx.Client) -> None:
     answer = client.post("/v2/models/tiny/infer", json=request()).json()
     assert (answer["model_name"], answer["id"]) == ("tiny", "42")
+    assert "parameters" not in answer, "this model works"
     found = tensors(answer)
     assert found["label"] == ["red", "blue", "unknown"]
     for number, image in enumerate(IMAGES):
         alone = client.post("/predict", content=image).json()
         assert {name: values[number] for name, values in found.items()} == {name: alone[name] for name in OUTPUTS}
+
+
+def test_a_response_has_the_warning_of_its_answers(bundle: Path) -> None:
+    body = b'{"inputs":[{"name":"image","datatype":"BYTES","shape":[1],"data":["QQ=="]}],"outputs":[{"name":"label"}]}'
+    (parsed, _), manifest = read_request(body, None, 1), load_bundle(bundle).manifest
+    warned = respond(parsed, [{"label": "cat", "warning": FAILS.warning}], manifest)
+    assert warned.parameters == {"warning": FAILS.warning}
+    assert respond(parsed, [{"label": "cat", "warning": None}], manifest).parameters is None
 
 
 def test_outputs_and_parameters_are_chosen_by_the_request(client: httpx.Client) -> None:

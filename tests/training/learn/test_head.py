@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -132,8 +133,20 @@ def test_folds_have_images_of_every_class_and_every_image_is_left_out_once() -> 
     assert sorted(set(fold.tolist())) == [0, 1, 2, 3, 4]
     for local_class, counts in ((0, [2, 2, 2, 2, 2]), (1, [2, 2, 1, 1, 1])):
         assert torch.bincount(fold[local_classes == local_class]).tolist() == counts
-    assert sorted(folds_of(torch.tensor([0, 1, 0, 1, 1])).tolist()) == [0, 0, 0, 1, 1]
-    assert len(folds_of(torch.tensor([0, 1, 1, 1]))) == 0, "a class of one image cannot be left out"
+    assert sorted(folds_of(torch.tensor([0, 1, 0, 1, 1])).tolist()) == [0, 0, 1, 1, 2], "each class by its own number"
+
+
+def test_the_only_image_of_a_class_is_in_every_fit_and_the_others_are_left_out() -> None:
+    fold = folds_of(torch.tensor([0, 1, 1, 1]))
+    assert fold[0] == -1
+    assert sorted(fold[1:].tolist()) == [0, 1, 2]
+    network, data = tiny_network("hat"), tiny_task(1, per_class=10)
+    only = torch.cat([(data.train.local_classes == 0).nonzero()[:1], (data.train.local_classes == 1).nonzero()])[:, 0]
+    learn_task(network, replace(data, train=Batchable(data.train.pixels[only], data.train.local_classes[only])))
+    detector = network.detector(0)
+    assert len(detector.left_out.means()["logits"]) == len(only) - 1
+    remembered = detector.remembered_classes[len(data.validation) :]
+    assert remembered.tolist() == [1] * (len(only) - 1)
 
 
 def test_with_enough_validation_images_nothing_else_is_remembered(

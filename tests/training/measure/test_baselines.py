@@ -54,5 +54,7 @@ def test_own_scores_are_of_images_that_nothing_was_fitted_to() -> None:
     fitted = task.distances(from_mean, task.train).min(axis=1)
     left_out = np.setdiff1d(rule.own_scores, task.distances(from_mean, task.validation).min(axis=1))
     assert not np.isin(left_out, fitted).any()
+    single = task._replace(train=task.train[19:], train_classes=classes[19:])
+    assert single.rule(from_mean, seed=0).images == 4 + 20, "the only image of a class is not scored"
     many = task._replace(validation=drawn(300, 2))
     assert many.rule(from_mean, seed=0).images == 300

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from serving.bundle.decision import Rule, TaskRule, judge
+from serving.bundle.decision import Outputs, Rule, TaskRule, Verdicts, judge
 from tests.helpers import as_float
 from training.measure.metrics import (
     UnknownMetrics,
@@ -153,13 +153,35 @@ def test_accuracies_after_each_task() -> None:
     accuracies = after_each_task(every, accuracy_matrix(every))
     names = (
         *("cil_accuracy", "til_accuracy", "tp_accuracy", "forgetting_within_tasks", "lost_to_newer_classes"),
-        *("accepted_known", "rejected_unknown"),
+        *("accepted_known", "accepted_known_per_task", "accepted_known_lowest", "rejected_unknown"),
     )
     assert [tuple(each) for each in accuracies] == [names, names]
-    assert [tuple(each.values()) for each in accuracies] == [(1, 1, 1, 0, 0, 1, 1), (0.5, 1, 0.5, 0, 0.5, 1, 0.5)]
+    assert [tuple(each.values()) for each in accuracies] == [
+        (1, 1, 1, 0, 0, 1, [1], 1, 1),
+        (0.5, 1, 0.5, 0, 0.5, 1, [1, 1], 1, 0.5),
+    ]
     every = stages(OUTPUTS, rule, CLASS_IDS)
     assert after_each_task(every, accuracy_matrix(every))[1]["rejected_unknown"] is None
     assert average_incremental_accuracy(accuracies) == 0.75
+
+
+def test_the_share_of_each_task_is_told_beside_that_of_all() -> None:
+    """One task accepts half of its images: over all tasks that is a quarter less, which may hide among many."""
+
+    def decide(outputs: Outputs, rule: Rule) -> Verdicts:
+        known = np.array([True, True, True, False])
+        return judge(outputs, rule)._replace(known=known[: len(outputs["logits"])])
+
+    every = stages(OUTPUTS, RULE, CLASS_IDS, decide)
+    first, last = after_each_task(every, accuracy_matrix(every))
+    assert first["accepted_known_per_task"] == [1.0]
+    assert last["accepted_known"] == 0.75
+    assert last["accepted_known_per_task"] == [1.0, 0.5]
+    assert last["accepted_known_lowest"] == 0.5
+    untested = stages({name: values[2:] for name, values in OUTPUTS.items()}, RULE, CLASS_IDS[2:])
+    first, last = after_each_task(untested, accuracy_matrix(untested))
+    assert (first["accepted_known_per_task"], first["accepted_known_lowest"]) == ([None], None)
+    assert last["accepted_known_per_task"][0] is None
 
 
 def test_the_average_leaves_out_what_could_not_be_tested() -> None:

@@ -14,7 +14,7 @@ from serving.bundle.run_verdict import PARTS, not_measured
 from tests.helpers import use_tiny_preset
 from training import fit
 from training.measure.metrics import forgetting_in_words
-from training.show.console import QUIET_SECONDS, Reporter, print_summary
+from training.show.console import OVER_TIME, QUIET_SECONDS, UNLIMITED, Reporter, over_time_table, print_summary
 from training.store.checkpoint import METRICS
 
 
@@ -74,6 +74,11 @@ def test_what_takes_long_after_the_epochs_is_announced(
     assert "measuring on 20 test images of learned classes and 5 unknown ones ..." in caplog.text
 
 
+def test_the_table_over_time_fits_into_80_columns_with_the_widest_numbers() -> None:
+    table = over_time_table([dict.fromkeys(OVER_TIME, 1.0)] * 20)
+    assert Console(width=UNLIMITED).measure(table).maximum <= 80
+
+
 @pytest.mark.parametrize(("tasks", "shown"), [(3, True), (20, False)])
 def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
     tasks: int, shown: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -86,6 +91,7 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
         "forgetting_within_tasks": 0.0,
         "lost_to_newer_classes": 0.1,
         "accepted_known": 0.9,
+        "accepted_known_lowest": 0.625,
         "rejected_unknown": None,
     }
     print_summary(
@@ -109,6 +115,7 @@ def test_a_matrix_too_wide_for_the_terminal_is_only_in_the_report(
     )
     printed = capsys.readouterr().out
     assert ("12.5" in printed) is shown
+    assert printed.count("62.5") == tasks
     assert ("each of the 20 tasks after each of them: see report.html" in printed) is not shown
     assert "…" not in printed
 

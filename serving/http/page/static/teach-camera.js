@@ -87,7 +87,7 @@ async function look() {
 function showAnswer(answer) {
   const live = element("camera-live");
   live.dataset.known = String(answer.known);
-  live.textContent = answer.known ? `${answer.label} · ${percent(answer.confidence)}` : "unknown";
+  live.textContent = answer.known ? `${answer.label} · ${percent(answer.confidence)}, if known` : "unknown";
   element("camera-text").textContent = answer.known ? "" : `Best guess: ${quoted(answer.best_guess)}`;
 }
 

@@ -61,9 +61,13 @@ function about(model) {
     ["Image", `${model.image.width} × ${model.image.height}, ${model.image.mode === "L" ? "grey" : "colour"}`],
     ["Method", `${model.method}, ${model.preset}`],
     ["Created", model.created.slice(0, 10)],
-    ...Object.entries(PARTS).map(([name, title]) => [title, model.verdict[name].grade]),
+    ...Object.entries(PARTS).map(([name, title]) => [title, inWords(model.verdict[name])]),
     ...shares.filter(([, share]) => typeof share === "number").map(([name, share]) => [name, percent(share)]),
   ];
+}
+
+function inWords({ grade, numbers }) {
+  return numbers ? `${grade} (${numbers})` : grade;
 }
 
 export function showStrictness(alpha, own) {
@@ -127,7 +131,7 @@ export function showOnPhoto(answer) {
   caption.hidden = !answer;
   if (!answer) return;
   caption.dataset.state = answer.known ? "known" : "unknown";
-  const more = answer.known ? percent(answer.confidence) : `perhaps ${answer.best_guess}`;
+  const more = answer.known ? `${percent(answer.confidence)}, if known` : `perhaps ${answer.best_guess}`;
   caption.replaceChildren(made("strong", answer.label), made("span", more));
 }
 
