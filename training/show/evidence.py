@@ -34,13 +34,14 @@ class EvidencePictures:
 
     @classmethod
     def of(cls, run: Run) -> EvidencePictures | None:
-        """None for a run without a trunk, or whose weights are not there any more."""
+        """None for a run without a trunk, for a trunk without feature maps, or if its weights are not there any more."""
         if run.config.trunk is None or not isinstance(run.decider, PooledDecider):
             return None
         try:
-            return cls(run.config.trunk, run.decider, with_maps(reopen(run.config.trunk).model))
+            graph = with_maps(reopen(run.config.trunk).model)
         except TrunkError:
             return None
+        return None if graph is None else cls(run.config.trunk, run.decider, graph)
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
@@ -51,7 +52,7 @@ class EvidencePictures:
         spec = ImageSpec(height=self.spec.size, width=self.spec.size, mode="RGB")
         pixels, read = reread(image, spec)
         names = [node.name for node in self._session.get_outputs() if node.name.startswith(MAP)]
-        if not len(read) or not names:
+        if not len(read):
             return None
         encoded, *maps = self._session.run([OUTPUT, *names], {INPUT: pixels})
         parts = {int(name.removeprefix(MAP)): each[0] for name, each in zip(names, maps, strict=True)}
