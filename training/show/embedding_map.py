@@ -19,14 +19,20 @@ from serving.bundle.umap_places import umap_places
 from training.data.images import Images
 from training.measure.evaluation import Evaluation
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800")
-"""The palette of Okabe and Ito, which people with any colour vision can distinguish."""
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9933ff")
+"""Six colours of Okabe and Ito, and a violet that is far from them under any deficiency of colour vision; also on the
+page /unknowns."""
 SHAPES = ("M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-6L5,0L0,6L-5,0z", "M-5,-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z")
 """Paths of unknown classes; learned classes are grey dots."""
 WIDTH, HEIGHT, EDGE = 900, 560, 30
 LETTER = 7.5
 """The width of a letter of a name."""
 PER_CLASS, MOST_UNKNOWN, MOST_PICTURES = 12, 400, 120
+
+
+def style(at: int) -> tuple[str, str]:
+    """The shape and the colour of the unknown class in this place of all."""
+    return SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
 
 
 class Point(NamedTuple):
@@ -104,8 +110,7 @@ def _with_picture(points: Sequence[Point]) -> set[int]:
 def _mark(point: Point, unknown: Sequence[str], picture: str) -> str:
     shape = '<circle r="2.5" class="known"/>'
     if point.unknown:
-        at = unknown.index(point.label)
-        path, colour = SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
+        path, colour = style(unknown.index(point.label))
         shape = f'<path d="{path}" fill="{colour}"/>'
     title = f"<title>{escape(point.label)}{', never learned' if point.unknown else ''}</title>"
     # Towards the middle, so that no picture is cut off.
@@ -131,7 +136,7 @@ def _names(points: Sequence[Point]) -> Iterator[str]:
 def _legend(unknown: Sequence[str]) -> str:
     entries = ['<li><svg viewBox="-6 -6 12 12"><circle r="2.5" class="known"/></svg>learned classes</li>']
     for at, label in enumerate(unknown):
-        path, colour = SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
+        path, colour = style(at)
         swatch = f'<svg viewBox="-6 -6 12 12"><path d="{path}" fill="{colour}"/></svg>'
         entries.append(f"<li>{swatch}{escape(label)}</li>")
     return f'<ul class="map-legend">{"".join(entries)}</ul>'

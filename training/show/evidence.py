@@ -34,7 +34,7 @@ class EvidencePictures:
 
     @classmethod
     def of(cls, run: Run) -> EvidencePictures | None:
-        """None for a run without a trunk, for a trunk without feature maps, or if its weights are not there any more."""
+        """None for a run without a trunk, or with one that has no feature maps or whose weights are gone."""
         if run.config.trunk is None or not isinstance(run.decider, PooledDecider):
             return None
         try:
