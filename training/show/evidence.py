@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
 
@@ -22,6 +22,13 @@ from training.run import Run
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+
+class Evidence(NamedTuple):
+    """A photo with its heat map, and whether the parts of the map add up to the evidence of the whole photo."""
+
+    picture: Image.Image
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class EvidencePictures:
     def _session(self) -> ort.InferenceSession:
         return open_session(Graph(self.graph, {}))
 
-    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> Image.Image | None:
+    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> Evidence | None:
         """The square centre of a single photo with the evidence for a class, or for "unknown", laid over it."""
         spec = ImageSpec(height=self.spec.size, width=self.spec.size, mode="RGB")
         pixels, read = reread(image, spec)
@@ -62,4 +69,4 @@ class EvidencePictures:
         )
         small = picture(pixels[0]).resize((side, side)).convert("RGBA")
         over = Image.open(io.BytesIO(heat_map(found.grid, (side, side))))
-        return Image.alpha_composite(small, over).convert("RGB")
+        return Evidence(Image.alpha_composite(small, over).convert("RGB"), found.exact)

@@ -28,7 +28,7 @@ from training.measure.evaluation import Evaluation
 from training.show import plots
 from training.show.adapters import gain_rows, verdict_on
 from training.show.embedding_map import embedding_map
-from training.show.evidence import EvidencePictures
+from training.show.evidence import Evidence, EvidencePictures
 from training.store.checkpoint import CONFIG
 from training.store.history import PHASES, History
 
@@ -140,15 +140,14 @@ def _mistakes(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value, why)
 
 
-def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], str | None]:
-    """Makes a picture of the evidence for an image's answer, as a data URL."""
+def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], Evidence | None]:
+    """Makes a picture of the evidence for an image's answer."""
 
-    def picture_of(place: int) -> str | None:
+    def picture_of(place: int) -> Evidence | None:
         if maps is None:
             return None
         one, class_id = images.at(np.array([place])), int(verdicts.class_id[place])
-        made = maps.over(one, class_id, LARGEST_SIDE, unknown=not bool(verdicts.known[place]))
-        return None if made is None else _png_url(made)
+        return maps.over(one, class_id, LARGEST_SIDE, unknown=not bool(verdicts.known[place]))
 
     return picture_of
 
@@ -159,7 +158,7 @@ def _kind(
     answers: Sequence[str],
     chosen: NDArray[np.bool_],
     order: NDArray[np.floating[Any]],
-    why: Callable[[int], str | None],
+    why: Callable[[int], Evidence | None],
 ) -> dict[str, Any]:
     """Mistakes of one kind: how many there are, and the most confident ones, with the image as a data URL."""
     places = chosen.nonzero()[0]
@@ -169,7 +168,8 @@ def _kind(
             "picture": _data_url(images.at(np.array([place]))),
             "true": str(images.labels[place]),
             "answer": answers[place],
-            "evidence": why(int(place)),
+            "evidence": None if (found := why(int(place))) is None else _png_url(found.picture),
+            "exact": found is None or found.exact,
         }
         for place in first
     ]
