@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-class Evidence(NamedTuple):
+class ExplainedPhoto(NamedTuple):
     """A photo with its heat map, and whether the parts of the map add up to the evidence of the whole photo."""
 
     picture: Image.Image
@@ -54,7 +54,7 @@ class EvidencePictures:
     def _session(self) -> ort.InferenceSession:
         return open_session(Graph(self.graph, {}))
 
-    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> Evidence | None:
+    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> ExplainedPhoto | None:
         """The square centre of a single photo with the evidence for a class, or for "unknown", laid over it."""
         spec = ImageSpec(height=self.spec.size, width=self.spec.size, mode="RGB")
         pixels, read = reread(image, spec)
@@ -69,4 +69,4 @@ class EvidencePictures:
         )
         small = picture(pixels[0]).resize((side, side)).convert("RGBA")
         over = Image.open(io.BytesIO(heat_map(found.grid, (side, side))))
-        return Evidence(Image.alpha_composite(small, over).convert("RGB"), found.exact)
+        return ExplainedPhoto(Image.alpha_composite(small, over).convert("RGB"), found.exact)

@@ -28,7 +28,7 @@ from training.measure.evaluation import Evaluation
 from training.show import plots
 from training.show.adapters import gain_rows, verdict_on
 from training.show.embedding_map import embedding_map
-from training.show.evidence import Evidence, EvidencePictures
+from training.show.evidence import EvidencePictures, ExplainedPhoto
 from training.store.checkpoint import CONFIG
 from training.store.history import PHASES, History
 
@@ -140,10 +140,10 @@ def _mistakes(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value, why)
 
 
-def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], Evidence | None]:
+def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], ExplainedPhoto | None]:
     """Makes a picture of the evidence for an image's answer."""
 
-    def picture_of(place: int) -> Evidence | None:
+    def picture_of(place: int) -> ExplainedPhoto | None:
         if maps is None:
             return None
         one, class_id = images.at(np.array([place])), int(verdicts.class_id[place])
@@ -158,7 +158,7 @@ def _kind(
     answers: Sequence[str],
     chosen: NDArray[np.bool_],
     order: NDArray[np.floating[Any]],
-    why: Callable[[int], Evidence | None],
+    why: Callable[[int], ExplainedPhoto | None],
 ) -> dict[str, Any]:
     """Mistakes of one kind: how many there are, and the most confident ones, with the image as a data URL."""
     places = chosen.nonzero()[0]
