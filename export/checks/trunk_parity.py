@@ -33,7 +33,12 @@ WHY_NOT = "it was begun by an earlier version, or has too many photos"
 def write_trunk(folder: Path, trunk: Trunk, decider: PooledDecider, *, teaching: bool = True) -> None:
     """Write the files that replace the graphs of a network learned from scratch, and those to learn classes from."""
     (folder / TRUNK).write_bytes(trunk.model)
-    (folder / MAPS).write_bytes(maps_beside(trunk.model, TRUNK))
+    if (maps := maps_beside(trunk.model, TRUNK)) is not None:
+        (folder / MAPS).write_bytes(maps)
+    else:
+        note(
+            f"no part of a vector of {trunk.spec.public_name} is an average of feature maps: answers are not explained"
+        )
     for name, arrays in _files_of(decider.model).items():
         (folder / name).write_bytes(archive(arrays))
     if not teaching:

@@ -1,17 +1,25 @@
-"""Processes on this machine that answer chunks, one per processor."""
+"""Processes on this machine that answer chunks, one per processor.
+
+A process stores a chunk while it answers the next one: waiting for the disk costs no time of the graph. A chunk counts
+as done when it is on the disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from serving.batch.answering import Answerer
 from serving.batch.errors import BatchError
@@ -30,6 +38,10 @@ class Done(NamedTuple):
     errors: int
 
 
+class Answered(NamedTuple):
+    """A chunk whose answers are being stored: its process can have another one. Earlier chunks of it are stored."""
+
+
 @dataclass(eq=False)
 class _Work:
     """A chunk, and what its processes have died of."""
@@ -40,6 +52,9 @@ class _Work:
     careful: bool = False
     lost: set[int] = field(default_factory=set)
     """Places of images that are not tried again."""
+    returned: bool = False
+    """Whether a process has died with it: until it is stored it then has a process to itself, so that no other chunk is
+    blamed for what it does."""
 
     def died(self, place: int | None) -> None:
         """Another process has died; with care, while it worked on the image in this place."""
@@ -59,8 +74,18 @@ class _Worker:
     connection: Connection
     ready: bool = False
     work: _Work | None = None
+    storing: _Work | None = None
+    """The chunk before, until it is stored."""
     place: int | None = None
     """Of the image that it works on, if it works with care."""
+
+    @property
+    def free(self) -> bool:
+        return self.ready and self.work is None and not (self.storing is not None and self.storing.returned)
+
+    @property
+    def busy(self) -> bool:
+        return self.work is not None or self.storing is not None
 
     def give(self, work: _Work) -> None:
         self.work, self.place = work, None
@@ -68,14 +93,29 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError):
             self.connection.send((work.chunk, frozenset(work.lost), work.careful))
 
-    def taken_back(self) -> _Work:
-        """The work of a process that has died; a BatchError if it had none."""
+    def heard(self, outcome: Answered | Done | int | None) -> None:
+        """Take note of what the process has reported."""
+        if isinstance(outcome, Answered):
+            self.work, self.storing = None, self.work
+        elif isinstance(outcome, Done):
+            self.ready, self.storing = True, None
+        else:
+            self.place = outcome
+
+    def taken_back(self) -> list[_Work]:
+        """The work of a process that has died; a BatchError if it had none.
+
+        It is blamed on the chunk that was being answered, or on one that was being stored if there is no other.
+        """
         self.process.join()
-        if self.work is None:
+        held = [work for work in (self.work, self.storing) if work is not None]
+        if not held:
             code = self.process.exitcode
             raise BatchError(f"a process that answers images ended with code {code} before its first image")
-        self.work.died(self.place)
-        return self.work
+        held[0].died(self.place if self.work is not None else None)
+        for work in held:
+            work.returned = True
+        return held
 
 
 def answer_chunks(plan: BatchPlan, out: Path, waiting: Iterator[Chunk], *, workers: int) -> Iterator[Done]:
@@ -83,6 +123,7 @@ def answer_chunks(plan: BatchPlan, out: Path, waiting: Iterator[Chunk], *, worke
     context = multiprocessing.get_context("spawn")
     pool: list[_Worker] = []
     again: deque[_Work] = deque()
+    all_given = False
 
     def start() -> None:
         ours, theirs = context.Pipe()
@@ -96,31 +137,32 @@ def answer_chunks(plan: BatchPlan, out: Path, waiting: Iterator[Chunk], *, worke
             start()
         while pool:
             # One at a time: a second chunk that waits for a busy process would keep another one idle at the end.
-            for worker in [each for each in pool if each.ready and each.work is None]:
-                if again:
+            for worker in [each for each in pool if each.free]:
+                if again and worker.storing is None:
                     worker.give(again.popleft())
                 elif (chunk := next(waiting, None)) is not None:
                     worker.give(_Work(chunk))
-                else:
+                elif worker.storing is None:
                     worker.connection.close()
                     pool.remove(worker)
-            # Without any connection it would wait for ever.
-            for connection in wait([worker.connection for worker in pool]) if pool else ():
+                    all_given = True
+            # A process that is still starting has nothing to do any more.
+            if all_given and not again and not any(worker.busy for worker in pool):
+                return
+            for connection in wait([worker.connection for worker in pool]):
                 worker = next(each for each in pool if each.connection is connection)
                 try:
                     outcome = worker.connection.recv()
                 except (EOFError, ConnectionResetError):
                     pool.remove(worker)
-                    again.append(worker.taken_back())
+                    again.extend(worker.taken_back())
                     start()
                     continue
                 if isinstance(outcome, str):
                     raise BatchError(outcome)
+                worker.heard(outcome)
                 if isinstance(outcome, Done):
-                    worker.ready, worker.work = True, None
                     yield outcome
-                else:
-                    worker.place = outcome
     finally:
         for worker in pool:
             worker.connection.close()
@@ -131,17 +173,55 @@ def _serve(connection: Connection, plan: BatchPlan, out: Path) -> None:
     """Answer chunks until the parent closes its end, or dies."""
     # Ctrl-C reaches all processes of a terminal; the parent ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder = WorkFolder(out)
-    try:
-        answerer = Answerer(plan)
-        connection.send(Done(0, 0))
-        while True:
-            chunk, lost, careful = connection.recv()
-            answers = answerer.answer(chunk, lost, connection.send) if careful else answerer.answer(chunk, lost)
-            folder.store(chunk.number, answers)
-            connection.send(Done(chunk.rows, chunk.rows - answers.column("error_code").null_count))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    except Exception as error:
+    with _Storing(connection, WorkFolder(out)) as storing:
+        try:
+            answerer = Answerer(plan)
+            storing.tell(Done(0, 0))
+            while True:
+                chunk, lost, careful = connection.recv()
+                answers = answerer.answer(chunk, lost, storing.tell) if careful else answerer.answer(chunk, lost)
+                storing.store(chunk.number, answers)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        except Exception as error:
+            storing.tell_problem(error)
+
+
+class _Storing:
+    """Stores one chunk at a time in the background, and tells the parent about it."""
+
+    def __init__(self, connection: Connection, folder: WorkFolder) -> None:
+        self._connection, self._folder = connection, folder
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+        # Two threads send.
+        self._sending = threading.Lock()
+
+    def __enter__(self) -> _Storing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def tell(self, outcome: Answered | Done | int | str | None) -> None:
+        with self._sending:
+            self._connection.send(outcome)
+
+    def tell_problem(self, error: Exception) -> None:
         with contextlib.suppress(OSError):
-            connection.send(f"{type(error).__name__}: {error}")
+            self.tell(f"{type(error).__name__}: {error}")
+
+    def store(self, number: int, answers: pa.Table) -> None:
+        """Begin to store a chunk, once the one before is stored: at most one waits for the disk."""
+        if self._pending is not None:
+            self._pending.result()
+        self.tell(Answered())
+        self._pending = self._thread.submit(self._store, number, answers)
+
+    def _store(self, number: int, answers: pa.Table) -> None:
+        try:
+            self._folder.store(number, answers)
+            self.tell(Done(len(answers), len(answers) - answers.column("error_code").null_count))
+        except Exception as error:
+            # The main thread may be waiting for a chunk that never comes.
+            self.tell_problem(error)

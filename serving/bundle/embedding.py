@@ -66,6 +66,14 @@ class Embedding:
         coordinates = None if self.coordinates is None else self.coordinates[kept]
         return Embedding(self.center, self.axes, self.places[kept], ids, self.directions, coordinates)
 
+    def with_images(self, features: Array, class_ids: NDArray[np.integer[Any]]) -> Embedding:
+        """The same map with more images, by their features [n, dim] and classes; no image moves."""
+        ids = np.concatenate([self.class_ids, np.asarray(class_ids, np.int64)])
+        places = np.concatenate([self.places, self.project(features)])
+        more = self.project_all(features)
+        coordinates = None if self.coordinates is None or more is None else np.concatenate([self.coordinates, more])
+        return Embedding(self.center, self.axes, places, ids, self.directions, coordinates)
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {"center": self.center, "axes": self.axes, "places": self.places}
         arrays["class_ids"] = self.class_ids

@@ -34,6 +34,8 @@ SHORTEST = 1e-12
 FOR, AGAINST = (230, 120, 0), (0, 90, 200)
 """Orange and blue, which also people who cannot tell red from green see as different."""
 MOST_OPAQUE = 190
+EXACT = 0.05
+"""A map whose remainder is a larger share of the total is called not exact; also in `page/static/explain.js`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Explanation:
     """F(x) - F(0)."""
     remainder: float
     """`total` minus the sum of the grid; 0 where the decision is linear."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the grid adds up to the total, nearly."""
+        return abs(self.remainder) <= EXACT * abs(self.total)
 
 
 def cell_vectors(maps: Mapping[int, Array], depths: Sequence[int]) -> tuple[Array, tuple[int, int]]:

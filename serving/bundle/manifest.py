@@ -24,6 +24,7 @@ from serving.bundle.decision import OUTPUT_NAMES, Rule
 from serving.bundle.embedding import Embedding
 from serving.bundle.errors import BundleError
 from serving.bundle.files import MOST_BYTES, MOST_MANIFEST, MOST_METADATA, read_regular
+from serving.bundle.graph_outputs import output_names
 from serving.bundle.labels import check_labels
 from serving.bundle.layout import (
     CARD,
@@ -184,6 +185,15 @@ class Bundle:
     def maps_graph(self) -> Graph:
         """The graph with the feature maps of a trunk, whose weights are in the file of the trunk."""
         return Graph(self._read(MAPS), {TRUNK: self._read(TRUNK)})
+
+    def map_outputs(self) -> list[str]:
+        """The outputs of that graph, which an older bundle has even if none of them is a map; empty without it."""
+        if MAPS not in self.manifest.files:
+            return []
+        try:
+            return output_names(self._read(MAPS))
+        except ValueError as error:
+            raise BundleError(f"{self.path / MAPS}: {error}; {EXPORT_AGAIN}") from error
 
     def embedding(self) -> Embedding | None:
         """The map of features, if the bundle has one."""

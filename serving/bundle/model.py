@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Verdicts, complete, decide
 from serving.bundle.errors import BundleError, ImageError, ProviderError
 from serving.bundle.explanation import MAP, Explanation, cell_vectors, explain
-from serving.bundle.layout import GOLDEN, MAPS, POOLED, adapter_name, detector_name, extension_name
+from serving.bundle.layout import GOLDEN, POOLED, adapter_name, detector_name, extension_name
 from serving.bundle.manifest import EXPORT_AGAIN, INPUT_NAME, Bundle, Manifest, load_bundle
 from serving.bundle.pooled import Detector, PooledClassifier
 from serving.bundle.pooled_model import Consolidated, Extension, PooledModel, adapters_of
@@ -51,6 +51,8 @@ class BundleModel:
     session: ort.InferenceSession
     pooled: PooledModel | None = None
     """With a trunk: what classifies its encoded vectors."""
+    explains: bool = False
+    """Whether the bundle has feature maps, which an explanation needs."""
 
     @classmethod
     def load(
@@ -124,11 +126,6 @@ class BundleModel:
                 problem, got = "the network failed on this image", f"{name} not finite"
                 raise ImageError("model_failed", problem, got=got, allowed="finite numbers")
         return decide(outputs, self.bundle.rule, alpha=alpha, given_task=given_task)
-
-    @property
-    def explains(self) -> bool:
-        """Whether the bundle has feature maps, which an explanation needs."""
-        return self.pooled is not None and MAPS in self.manifest.files
 
     @cached_property
     def _maps(self) -> tuple[ort.InferenceSession, dict[int, str]]:
@@ -281,7 +278,10 @@ def _checked(
     for name, width in widths.items():
         if not _fits(outputs[name].shape, (width,)):
             raise BundleError(f"{where}: {name} is {outputs[name].shape}; needed ['batch', {width}]")
-    return BundleModel(bundle, precision, session, None if trunk is None else load_pooled(bundle, like))
+    if trunk is None:
+        return BundleModel(bundle, precision, session)
+    explains = any(name.startswith(MAP) for name in bundle.map_outputs())
+    return BundleModel(bundle, precision, session, load_pooled(bundle, like), explains)
 
 
 def encode_rotations(session: ort.InferenceSession, pixels: NDArray[np.uint8], rotations: int) -> NDArray[np.float32]:

@@ -227,7 +227,7 @@ class ModelDescription(ApiModel):
         default=(), description="how far each class that was taught, or taught more of, since can be relied on"
     )
     max_batch: int = field("largest batch of waiting images; 1 if batches are not faster", 1)
-    explains: bool = field("whether explain=true is possible: bundles with a trunk have feature maps", False)
+    explains: bool = field("whether explain=true is possible: the trunk averages feature maps", False)
     metrics: dict[str, Any] = field("measured before export on images that were not trained on", {"cil_accuracy": 0.97})
     versions: dict[str, str] = field("versions of the packages that wrote the bundle", {"torch": "2.14.1"})
 

@@ -53,8 +53,11 @@ class PredictionOptions:
         if top is not None and not 1 <= top <= classes:
             raise ParameterError("no such number of classes", got=f"top={top}", allowed=f"1 to {classes}")
         if explain not in (None, "false") and not model.explains:
-            allowed = "false, or a bundle with a trunk that was exported with feature maps"
-            raise ParameterError("this model cannot explain its answers", got=f"explain={explain}", allowed=allowed)
+            trunk = model.manifest.trunk
+            reason = "it has no trunk" if trunk is None else f"its bundle has no feature maps of trunk {trunk.name}"
+            allowed = "false, or a bundle whose trunk averages feature maps"
+            problem = f"this model cannot explain its answers: {reason}"
+            raise ParameterError(problem, got=f"explain={explain}", allowed=allowed)
         return cls(
             explain=explain or "false",
             task=task,

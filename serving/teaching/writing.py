@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.atomic import sync
 from serving.bundle.decision import OUTPUT_NAMES, complete
+from serving.bundle.embedding import PER_CLASS, Embedding
 from serving.bundle.layout import (
     EMBEDDING,
     GOLDEN,
@@ -83,7 +84,7 @@ def compose(before: BundleModel, knowledge: Knowledge, verdicts: Sequence[Taught
     for number, group in enumerate(knowledge.curriculum.adapted):
         contents[adapter_name(number)] = archive(group.to_arrays())
     if (found := bundle.embedding()) is not None:
-        contents[EMBEDDING] = archive(found.of_classes(_numbers(manifest, knowledge)).to_arrays())
+        contents[EMBEDDING] = archive(_mapped(found.of_classes(_numbers(manifest, knowledge)), knowledge).to_arrays())
     for number, taught in enumerate(knowledge.taught):
         contents[lesson_name(number)] = archive(taught.lesson.to_arrays())
     for number, extension in knowledge.extensions.items():
@@ -140,6 +141,16 @@ def _numbers(before: Manifest, knowledge: Knowledge) -> dict[int, int]:
     if len(run) == len(now):
         return {number: number for number in run}
     return {number: now.index(label) for number in run if (label := before.labels[number]) in now}
+
+
+def _mapped(run: Embedding, knowledge: Knowledge) -> Embedding:
+    """The map of the classes of the run, with some examples of each class that was taught since."""
+    found, first = run, len(knowledge.curriculum.run_labels)
+    for number, label in enumerate(knowledge.labels[first:], first):
+        rows = [lesson.vectors[label] for lesson in knowledge.curriculum.lessons if label in lesson.vectors]
+        examples = np.concatenate(rows)[:PER_CLASS]
+        found = found.with_images(examples, np.full(len(examples), number))
+    return found
 
 
 def _arrays(task: Task) -> dict[str, NDArray[Any]]:

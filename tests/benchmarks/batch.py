@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,7 @@ def draw(folder: Path, count: int, side: int, mode: str) -> None:
             path.write_bytes(path.read_bytes()[:60])
 
 
-def run_bare(model: BundleModel, files: list[str], batch: int) -> None:
+def run_bare(model: BundleModel, files: Iterable[str], batch: int) -> None:
     """Read, decode and run; nothing else."""
     names = list(OUTPUT_NAMES) if model.pooled is None else [ENCODED]
     spec, held = model.manifest.image, []
@@ -102,28 +103,37 @@ def run_bare(model: BundleModel, files: list[str], batch: int) -> None:
         model.session.run(names, {INPUT_NAME: np.stack(held)})
 
 
-def _bare_process(setup: Setup, files: list[str], batch: int, ready: Any, seconds: Any) -> None:
+def _bare_process(setup: Setup, files: list[str], batch: int, taken: Any, times: Any) -> None:
+    def mine() -> Iterator[str]:
+        """Files that no other process has taken, as many at a time as the command hands out."""
+        while True:
+            with taken.get_lock():
+                first = taken.value
+                taken.value += CHUNK
+            if first >= len(files):
+                return
+            yield from files[first : first + CHUNK]
+
     model = setup.model()
-    ready.wait()
-    started = time.perf_counter()
-    run_bare(model, files, batch)
-    seconds.put(time.perf_counter() - started)
+    started = time.monotonic()
+    run_bare(model, mine(), batch)
+    times.put((started, time.monotonic()))
 
 
 def bare_rate(setup: Setup, files: list[str], batch: int) -> float:
-    """Images per second from the moment when all processes are ready until the last of them is done."""
+    """Images per second from the moment when the first process is ready until the last of them is done: the command's
+    clock starts at the same moment, and its processes share the work in the same way."""
     context = multiprocessing.get_context("spawn")
-    ready, seconds = context.Barrier(setup.workers), context.Queue()
+    taken, times = context.Value("q", 0), context.Queue()
     pool = [
-        context.Process(target=_bare_process, args=(setup, files[place :: setup.workers], batch, ready, seconds))
-        for place in range(setup.workers)
+        context.Process(target=_bare_process, args=(setup, files, batch, taken, times)) for _ in range(setup.workers)
     ]
     for process in pool:
         process.start()
-    taken = max(seconds.get() for _ in pool)
+    started, ended = zip(*(times.get() for _ in pool), strict=True)
     for process in pool:
         process.join()
-    return len(files) / taken
+    return len(files) / (max(ended) - min(started))
 
 
 def command(setup: Setup, out: Path) -> subprocess.Popen[str]:
@@ -145,7 +155,11 @@ def command_rate(setup: Setup, out: Path) -> float:
 
 
 def rates(setup: Setup, rounds: int, batch: int, folder: Path) -> Row:
-    """Both rates on the same files, in turn so that both see the same machine. Starting processes is in neither."""
+    """Both rates on the same files, in turn so that both see the same machine.
+
+    Both begin when the first process is ready, so that the start of the others, which answer nothing meanwhile, is in
+    both; that of the command ends with the complete file.
+    """
     files, ratios = setup.files(), []
     for number in range(rounds):
         out = folder / f"rate{number}.parquet"

@@ -19,6 +19,7 @@ from export.cli import main as openworld
 from models.trunks import patches
 from models.trunks.cache_settings import FOLDER_VARIABLE
 from models.trunks.trunk import OWN_WEIGHTS
+from serving.bundle.layout import MAPS
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel
 from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
@@ -137,6 +138,9 @@ def test_a_file_becomes_part_of_the_bundle_and_not_of_the_run(brought: Path) -> 
     assert bundle.manifest.trunk is not None
     assert bundle.manifest.trunk.name == "onnx:mine.onnx", "a bundle does not name folders of this machine"
     assert str(brought) not in (run / "bundle" / "manifest.json").read_text()
+    # Its vectors are maps, and not their averages.
+    assert not (run / "bundle" / MAPS).exists()
+    assert not BundleModel.load(run / "bundle", provider="cpu").explains
 
 
 def test_a_file_that_is_missing_or_another_is_refused_until_it_is_given(

@@ -453,11 +453,25 @@ def test_an_answer_is_explained_on_request_and_on_the_page(line: Line, browser: 
         page.click("#why")
         page.wait_for_selector("#why[aria-pressed=true]")
         assert "Orange speaks for “disc”" in page.inner_text("#why-text")
+        inexact = abs(found.remainder) > 0.05 * abs(found.total)
+        assert ("not exact" in page.inner_text("#why-text")) == inexact
         page.screenshot(path=tmp_path / "why.png", full_page=True)
         painted = "canvas => canvas.getContext('2d').getImageData(0, 0, 512, 512).data.some(value => value > 100)"
         assert page.locator("#evidence").evaluate(painted)
         page.click("#why")
         assert page.locator("#evidence").is_hidden()
+
+        def inexactly(route: Any) -> None:
+            answered = route.fetch()
+            body = answered.json()
+            body["explanation"]["remainder"] = -0.06 * body["explanation"]["total"]
+            route.fulfill(response=answered, json=body)
+
+        page.route(lambda url: "explain=" in url, inexactly)
+        page.click("#why")
+        page.wait_for_selector("#why[aria-pressed=true]")
+        assert "The map is not exact: its parts do not add up" in page.inner_text("#why-text")
+        page.click("#why")
         page.set_viewport_size({"width": 390, "height": 800})
         page.click("#why")
         page.wait_for_selector("#why[aria-pressed=true]")
@@ -490,6 +504,8 @@ def test_the_report_draws_the_evidence_over_the_photos_of_mistakes(line: Line, r
         redder = (over[..., 0] - over[..., 2]) - (plain[..., 0] - plain[..., 2])
         assert np.abs(redder).max() > 30
         assert np.ptp(redder) > 30
+    # Said above the photos, if it is said below any.
+    assert ("(map not exact)" in report.read_text()) == ("Where “not exact” is added" in report.read_text())
 
 
 @pytest.mark.long

@@ -222,6 +222,15 @@ def test_a_run_without_unknown_images_or_history_has_a_page(tmp_path: Path) -> N
     assert "0 never learned but accepted as a class" in read.words
 
 
+def test_every_point_of_the_map_has_a_small_picture(page: str) -> None:
+    found = re.findall(r'<g class="pictured".*?href="data:image/webp;base64,([^"]+)"', page)
+    assert len(found) == page.count('<g class="dot"') > 10
+    for content in found:
+        with Image.open(io.BytesIO(base64.b64decode(content))) as image:
+            # Small images keep their size and all their colours.
+            assert (image.format, max(image.size) < 64) == ("WEBP", True)
+
+
 def test_a_map_by_umap_needs_the_extra(
     whole_run: WholeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,14 +19,22 @@ from serving.bundle.umap_places import umap_places
 from training.data.images import Images
 from training.measure.evaluation import Evaluation
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800")
-"""The palette of Okabe and Ito, which people with any colour vision can distinguish."""
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9933ff")
+"""Six colours of Okabe and Ito, and a violet that is far from them under any deficiency of colour vision; also on the
+page /unknowns."""
 SHAPES = ("M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-6L5,0L0,6L-5,0z", "M-5,-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z")
 """Paths of unknown classes; learned classes are grey dots."""
 WIDTH, HEIGHT, EDGE = 900, 560, 30
 LETTER = 7.5
 """The width of a letter of a name."""
-PER_CLASS, MOST_UNKNOWN, MOST_PICTURES = 12, 400, 120
+PER_CLASS, MOST_UNKNOWN, MOST_PICTURES = 12, 400, 1400
+MOST_CHARACTERS = 4_000_000
+"""Of all pictures together, so that the page stays small enough to be sent around."""
+
+
+def style(at: int) -> tuple[str, str]:
+    """The shape and the colour of the unknown class in this place of all."""
+    return SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
 
 
 class Point(NamedTuple):
@@ -48,13 +56,13 @@ def embedding_map(evaluation: Evaluation, picture: Callable[[Images], str], meth
     if len(points) < 3:
         return Markup("")
     unknown = sorted({point.label for point in points if point.unknown})
-    shown = _with_picture(points)
-    # Points with a picture last, so that their pictures are above all other points.
-    marks = [_mark(point, unknown, "") for place, point in enumerate(points) if place not in shown]
-    marks += [_mark(points[place], unknown, picture(points[place].image)) for place in sorted(shown)]
+    marks = [_mark(point, unknown) for point in points]
+    # Above all marks and names: what lies beneath a picture is not drawn over it.
+    targets = [_target(points[place], shown) for place, shown in _pictures(points, picture)]
     return Markup(
         f'<div class="map-box"><svg class="map" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="map of the test images">{"".join(marks)}{"".join(_names(points))}</svg></div>{_legend(unknown)}'
+        f'aria-label="map of the test images">{"".join(marks)}{"".join(_names(points))}{"".join(targets)}</svg></div>'
+        f"{_legend(unknown)}"
     )
 
 
@@ -91,28 +99,37 @@ def _scaled(values: NDArray[np.floating], size: int) -> list[float]:
     return [round(float(EDGE + each * (size - 2 * EDGE)), 1) for each in share]
 
 
-def _with_picture(points: Sequence[Point]) -> set[int]:
-    """Half of the pictures for unknown images, and half for learned ones, evenly over them."""
-    chosen: set[int] = set()
-    for unknown in (False, True):
-        places = [place for place, point in enumerate(points) if point.unknown == unknown]
-        step = max(1, -(-len(places) // (MOST_PICTURES // 2)))
-        chosen |= set(places[::step])
-    return chosen
+def _pictures(points: Sequence[Point], picture: Callable[[Images], str]) -> Iterator[tuple[int, str]]:
+    """Points with their pictures: those of unknown images first, the others drawn at random, until the page is full."""
+    order = np.random.default_rng(0).permutation(len(points))
+    left = MOST_CHARACTERS
+    for place in sorted(order.tolist(), key=lambda place: not points[place].unknown)[:MOST_PICTURES]:
+        shown = picture(points[place].image)
+        left -= len(shown)
+        if left < 0:
+            return
+        yield place, shown
 
 
-def _mark(point: Point, unknown: Sequence[str], picture: str) -> str:
+def _mark(point: Point, unknown: Sequence[str]) -> str:
     shape = '<circle r="2.5" class="known"/>'
     if point.unknown:
-        at = unknown.index(point.label)
-        path, colour = SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
+        path, colour = style(unknown.index(point.label))
         shape = f'<path d="{path}" fill="{colour}"/>'
-    title = f"<title>{escape(point.label)}{', never learned' if point.unknown else ''}</title>"
+    return f'<g class="dot" transform="translate({point.x},{point.y})">{_title(point)}{shape}</g>'
+
+
+def _target(point: Point, picture: str) -> str:
+    """What shows the picture of a point while it is under the pointer."""
     # Towards the middle, so that no picture is cut off.
     left, top = (-104 if point.x > WIDTH / 2 else 8), (-104 if point.y > HEIGHT / 2 else 8)
-    image = f'<image href="{picture}" x="{left}" y="{top}" width="96" height="96"/>' if picture else ""
-    kind = "dot pictured" if picture else "dot"
-    return f'<g class="{kind}" transform="translate({point.x},{point.y})">{title}{shape}{image}</g>'
+    image = f'<image href="{picture}" x="{left}" y="{top}" width="96" height="96"/>'
+    place = f'transform="translate({point.x},{point.y})"'
+    return f'<g class="pictured" {place}>{_title(point)}<circle r="5"/>{image}</g>'
+
+
+def _title(point: Point) -> str:
+    return f"<title>{escape(point.label)}{', never learned' if point.unknown else ''}</title>"
 
 
 def _names(points: Sequence[Point]) -> Iterator[str]:
@@ -131,7 +148,7 @@ def _names(points: Sequence[Point]) -> Iterator[str]:
 def _legend(unknown: Sequence[str]) -> str:
     entries = ['<li><svg viewBox="-6 -6 12 12"><circle r="2.5" class="known"/></svg>learned classes</li>']
     for at, label in enumerate(unknown):
-        path, colour = SHAPES[at // len(COLOURS) % len(SHAPES)], COLOURS[at % len(COLOURS)]
+        path, colour = style(at)
         swatch = f'<svg viewBox="-6 -6 12 12"><path d="{path}" fill="{colour}"/></svg>'
         entries.append(f"<li>{swatch}{escape(label)}</li>")
     return f'<ul class="map-legend">{"".join(entries)}</ul>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
+class ExplainedPhoto(NamedTuple):
+    """A photo with its heat map, and whether the parts of the map add up to the evidence of the whole photo."""
+
+    picture: Image.Image
+    exact: bool
+
+
 @dataclass(frozen=True)
 class EvidencePictures:
     """The trunk of a run with its feature maps, and what decides."""
@@ -34,24 +41,25 @@ class EvidencePictures:
 
     @classmethod
     def of(cls, run: Run) -> EvidencePictures | None:
-        """None for a run without a trunk, or whose weights are not there any more."""
+        """None for a run without a trunk, or with one that has no feature maps or whose weights are gone."""
         if run.config.trunk is None or not isinstance(run.decider, PooledDecider):
             return None
         try:
-            return cls(run.config.trunk, run.decider, with_maps(reopen(run.config.trunk).model))
+            graph = with_maps(reopen(run.config.trunk).model)
         except TrunkError:
             return None
+        return None if graph is None else cls(run.config.trunk, run.decider, graph)
 
     @cached_property
     def _session(self) -> ort.InferenceSession:
         return open_session(Graph(self.graph, {}))
 
-    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> Image.Image | None:
+    def over(self, image: Images, class_id: int, side: int, *, unknown: bool) -> ExplainedPhoto | None:
         """The square centre of a single photo with the evidence for a class, or for "unknown", laid over it."""
         spec = ImageSpec(height=self.spec.size, width=self.spec.size, mode="RGB")
         pixels, read = reread(image, spec)
         names = [node.name for node in self._session.get_outputs() if node.name.startswith(MAP)]
-        if not len(read) or not names:
+        if not len(read):
             return None
         encoded, *maps = self._session.run([OUTPUT, *names], {INPUT: pixels})
         parts = {int(name.removeprefix(MAP)): each[0] for name, each in zip(names, maps, strict=True)}
@@ -61,4 +69,4 @@ class EvidencePictures:
         )
         small = picture(pixels[0]).resize((side, side)).convert("RGBA")
         over = Image.open(io.BytesIO(heat_map(found.grid, (side, side))))
-        return Image.alpha_composite(small, over).convert("RGB")
+        return ExplainedPhoto(Image.alpha_composite(small, over).convert("RGB"), found.exact)

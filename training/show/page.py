@@ -28,13 +28,15 @@ from training.measure.evaluation import Evaluation
 from training.show import plots
 from training.show.adapters import gain_rows, verdict_on
 from training.show.embedding_map import embedding_map
-from training.show.evidence import EvidencePictures
+from training.show.evidence import EvidencePictures, ExplainedPhoto
 from training.store.checkpoint import CONFIG
 from training.store.history import PHASES, History
 
 PAGE = "report.html"
 MOST_MISTAKES = 12
 LARGEST_SIDE = 96
+SMALL_SIDE, WEBP_QUALITY = 64, 60
+"""Of the pictures on the map."""
 THUMBNAIL = ImageSpec(height=LARGEST_SIDE, width=LARGEST_SIDE, mode="RGB")
 """The size in which photos are shown, of which a run holds only encoded vectors."""
 
@@ -62,7 +64,7 @@ def write_page(folder: Path, evaluation: Evaluation, result: dict[str, Any], map
         curves=[_svg(phase, plots.curves(epochs, phase)) for phase in PHASES if phase in {e.phase for e in epochs}],
         adapters_verdict=verdict_on(gain) if (gain := result["adapters"]) else "",
         adapter_rows=list(gain_rows(gain)) if gain else [],
-        map=embedding_map(evaluation, _data_url, map_method),
+        map=embedding_map(evaluation, _small_url, map_method),
         map_method=map_method,
         mistakes=list(_mistakes(evaluation)),
         commands=[shlex.join(words) for words in history.commands],
@@ -138,15 +140,14 @@ def _mistakes(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     yield _kind(title, evaluation.unknown, answers, unknown.known, -unknown.p_value, why)
 
 
-def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], str | None]:
-    """Makes a picture of the evidence for an image's answer, as a data URL."""
+def _why(maps: EvidencePictures | None, images: Images, verdicts: Verdicts) -> Callable[[int], ExplainedPhoto | None]:
+    """Makes a picture of the evidence for an image's answer."""
 
-    def picture_of(place: int) -> str | None:
+    def picture_of(place: int) -> ExplainedPhoto | None:
         if maps is None:
             return None
         one, class_id = images.at(np.array([place])), int(verdicts.class_id[place])
-        made = maps.over(one, class_id, LARGEST_SIDE, unknown=not bool(verdicts.known[place]))
-        return None if made is None else _png_url(made)
+        return maps.over(one, class_id, LARGEST_SIDE, unknown=not bool(verdicts.known[place]))
 
     return picture_of
 
@@ -157,7 +158,7 @@ def _kind(
     answers: Sequence[str],
     chosen: NDArray[np.bool_],
     order: NDArray[np.floating[Any]],
-    why: Callable[[int], str | None],
+    why: Callable[[int], ExplainedPhoto | None],
 ) -> dict[str, Any]:
     """Mistakes of one kind: how many there are, and the most confident ones, with the image as a data URL."""
     places = chosen.nonzero()[0]
@@ -167,7 +168,8 @@ def _kind(
             "picture": _data_url(images.at(np.array([place]))),
             "true": str(images.labels[place]),
             "answer": answers[place],
-            "evidence": why(int(place)),
+            "evidence": None if (found := why(int(place))) is None else _png_url(found.picture),
+            "exact": found is None or found.exact,
         }
         for place in first
     ]
@@ -176,10 +178,23 @@ def _kind(
 
 def _data_url(image: Images) -> str:
     """A single image; a grey square if its file is gone."""
+    return _png_url(_shown(image, LARGEST_SIDE))
+
+
+def _small_url(image: Images) -> str:
+    """The same in one or two kilobytes, for pages with many of them."""
+    small = _shown(image, SMALL_SIDE)
+    content = io.BytesIO()
+    # Few pixels are smaller and sharp without loss.
+    small.save(content, "WEBP", lossless=max(small.size) < SMALL_SIDE, quality=WEBP_QUALITY)
+    return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _shown(image: Images, side: int) -> Image.Image:
     pixels, _ = reread(image, THUMBNAIL)
     small = picture(pixels[0] if len(pixels) else np.full(THUMBNAIL.shape, 128, np.uint8))
-    small.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    return _png_url(small)
+    small.thumbnail((side, side))
+    return small
 
 
 def _png_url(image: Image.Image) -> str:

@@ -14,7 +14,9 @@ from torch import nn
 
 from models.trunks import torch_networks
 from models.trunks.cache_settings import FOLDER_VARIABLE
+from models.trunks.maps import with_maps
 from models.trunks.trunk import Trunk, TrunkError, open_trunk, reopen
+from serving.bundle.graph_outputs import output_names
 from training.data.encoder import Encoder
 
 pytestmark = pytest.mark.long
@@ -67,6 +69,9 @@ def test_the_graph_equals_the_network(trunk: Trunk, weights: Path, tmp_path: Pat
     wanted = nn.functional.normalize(features, dim=1).numpy()
     assert trunk.spec.depths == (512,)
     np.testing.assert_allclose(encoder.encode(pixels), wanted, atol=1e-5)
+    with_its_map = with_maps(trunk.model)
+    assert with_its_map is not None
+    assert output_names(with_its_map) == ["encoded", "map0"]
 
 
 def failing(*_: object, **__: object) -> None:

@@ -9,9 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="the extra `batch` is not installed")
 import pyarrow.parquet as pq  # noqa: E402
 
+from serving.batch import sources, workers  # noqa: E402
+from serving.batch.entries import read_file  # noqa: E402
 from serving.batch.errors import BatchError  # noqa: E402
 from serving.batch.plan import BatchPlan, WorkFolder, batch_size  # noqa: E402
 from serving.batch.progress import BatchProgress  # noqa: E402
 from serving.batch.run import BatchRequest, make_batch_plan, run_batch  # noqa: E402
 from serving.batch.sources import Chunk, find  # noqa: E402
-from serving.batch.workers import _Work  # noqa: E402
+from serving.batch.workers import Answered, Done, _serve, _Work, _Worker  # noqa: E402
 from serving.bundle.model import BundleModel  # noqa: E402
+from serving.bundle.pixels import LIMITS  # noqa: E402
 from serving.bundle.terminal import duration  # noqa: E402
 from serving.inference.answers import PredictionOptions, answer_image  # noqa: E402
 from serving.predict import main  # noqa: E402
@@ -322,6 +327,153 @@ def test_no_chunk_waits_for_a_busy_process(bundle: Path, stuck: Path, whole: Pat
         (stuck / "below/31.png").write_bytes(content(31))
         assert process.wait(timeout=120) == 0
     assert same_rows(out, whole)
+
+
+def test_a_chunk_is_answered_while_the_one_before_is_stored(
+    bundle: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But only one waits for the disk, and it counts as done when it is there."""
+    out = tmp_path / "answers.parquet"
+    WorkFolder(out).path.mkdir()
+    plan = _begun(bundle, images, out)
+    disk, store = threading.Semaphore(0), WorkFolder.store
+
+    def slow(self: WorkFolder, number: int, answers: Any) -> None:
+        assert disk.acquire(timeout=PATIENCE)
+        store(self, number, answers)
+
+    monkeypatch.setattr(WorkFolder, "store", slow)
+    ours, theirs = multiprocessing.Pipe()
+
+    def heard(count: int) -> list[str]:
+        """So many messages of the process, after which it is silent."""
+        found = [type(ours.recv()).__name__ for _ in range(count)]
+        assert not ours.poll(0.2)
+        return found
+
+    def parent() -> None:
+        chunks = sources.chunks(plan, WorkFolder(out).items())
+        try:
+            assert heard(1) == ["Done"]
+            ours.send((next(chunks), frozenset(), False))
+            assert heard(1) == ["Answered"]
+            ours.send((next(chunks), frozenset(), False))
+            # It is answered, but its process has room for one chunk that is not stored.
+            assert heard(0) == []
+            disk.release()
+            assert heard(2) == ["Done", "Answered"]
+            assert finished_chunks(out) == 1
+            disk.release()
+            assert heard(1) == ["Done"]
+        finally:
+            disk.release(2)
+            ours.close()
+
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool:
+        talking = pool.submit(parent)
+        _serve(theirs, plan, out)
+        signal.signal(signal.SIGINT, on_ctrl_c)
+        talking.result()
+    assert finished_chunks(out) == 2
+
+
+class Scripted:
+    """A process whose part a thread plays: the first one answers at once, and the second one is slow to start."""
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+    exitcode = 0
+
+    def __init__(self) -> None:
+        self.started: list[Connection] = []
+
+    def Process(self, target: object, args: tuple[Connection, ...], daemon: bool) -> Scripted:  # noqa: N802
+        # The parent closes its copy.
+        self.started.append(Connection(os.dup(args[0].fileno())))
+        return self
+
+    def start(self) -> None:
+        first = len(self.started) == 1
+        threading.Thread(target=self._answer if first else self._hesitate, args=self.started[-1:], daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError):
+            connection.send(Done(0, 0))
+            while True:
+                chunk, _, _ = connection.recv()
+                connection.send(Answered())
+                connection.send(Done(chunk.rows, 0))
+
+    def _hesitate(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError), connection:
+            connection.poll(PATIENCE)
+
+    def join(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
+def test_the_end_does_not_wait_for_a_process_that_is_still_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Scripted()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: processes)
+    given: Any = iter([Chunk(number, 3 * number, 3) for number in range(4)])
+    outcomes = list(workers.answer_chunks(None, tmp_path / "out", given, workers=2))  # type: ignore[arg-type]
+    assert sum(done.images for done in outcomes) == 12
+    assert len(processes.started) == 2
+
+
+def test_a_file_is_read_up_to_one_byte_more_than_allowed(tmp_path: Path) -> None:
+    for size, read in ((0, 0), (5, 5), (LIMITS.size, LIMITS.size), (LIMITS.size + 9, LIMITS.size + 1)):
+        with (tmp_path / "file").open("wb") as file:
+            file.truncate(size)
+        assert len(read_file(str(tmp_path / "file"))) == read
+
+
+def test_a_disk_that_fails_ends_the_run(
+    bundle: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it fails at the last chunk, after which nothing is asked of the process."""
+    out = tmp_path / "answers.parquet"
+    WorkFolder(out).path.mkdir()
+    plan = _begun(bundle, images, out)
+    WorkFolder(out).clear()
+    WorkFolder(out).path.rmdir()
+    chunk = Chunk(0, 0, 1, ("00.png",))
+    with pytest.raises(BatchError, match="FileNotFoundError"):
+        list(workers.answer_chunks(plan, out, iter([chunk]), workers=1))
+
+
+class Gone:
+    """A process that has ended."""
+
+    exitcode = -9
+
+    def join(self) -> None: ...
+
+
+def test_a_process_that_dies_gives_back_the_chunk_that_it_stores(tmp_path: Path) -> None:
+    """Only the one that was answered is blamed; then each has a process to itself."""
+    ours, _theirs = multiprocessing.Pipe()
+    before, after = (_Work(Chunk(number, 0, 3)) for number in range(2))
+    worker = _Worker(Gone(), ours)  # type: ignore[arg-type]
+    worker.heard(Done(0, 0))
+    worker.give(before)
+    worker.heard(Answered())
+    assert worker.free
+    worker.give(after)
+    assert worker.taken_back() == [after, before]
+    assert (after.deaths, before.deaths) == (1, 0)
+    again = _Worker(Gone(), ours)  # type: ignore[arg-type]
+    again.heard(Done(0, 0))
+    again.give(before)
+    again.heard(Answered())
+    assert not again.free
+    assert again.taken_back() == [before]
+    assert before.deaths == 1
+    with pytest.raises(BatchError, match="ended with code -9 before its first image"):
+        _Worker(Gone(), ours).taken_back()  # type: ignore[arg-type]
 
 
 def test_the_batch_size_is_not_measured(bundle: Path, images: Path, tmp_path: Path) -> None:

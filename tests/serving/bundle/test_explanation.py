@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serving.bundle.explanation import cell_vectors, explain, heat_map
+from serving.bundle.explanation import Explanation, cell_vectors, explain, heat_map
 
 DEPTHS = (3, 5)
 RANDOM = np.random.default_rng(0)
@@ -50,6 +50,7 @@ def test_evidence_for_a_class_adds_up_because_logits_are_linear() -> None:
     vector = encoded(MAPS)
     found = explain(vector, cells, shape, outputs, class_id=2, unknown=False)
     assert found.remainder == pytest.approx(0.0, abs=1e-5)
+    assert found.exact
     logits = WEIGHTS @ vector
     shares = np.exp(np.delete(logits, 2))
     # Against the other classes, each by its probability among them.
@@ -61,8 +62,15 @@ def test_evidence_for_unknown_has_the_part_that_does_not_add_up() -> None:
     vector = encoded(MAPS)
     found = explain(vector, cells, shape, outputs, class_id=1, unknown=True)
     assert found.total == pytest.approx(vector @ FORM @ vector - WEIGHTS[1] @ vector, abs=1e-5)
-    assert abs(found.remainder) > 1e-3
+    assert abs(found.remainder) > 0.05 * abs(found.total)
+    assert not found.exact
     assert found.grid.sum() + found.remainder == pytest.approx(found.total)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_map_is_exact_up_to_a_twentieth(sign: int) -> None:
+    for remainder, exact in ((0.1, True), (0.11, False), (-0.1, True), (-0.11, False)):
+        assert Explanation(np.zeros((1, 1)), sign * 2.0, remainder).exact == exact
 
 
 def test_evidence_is_where_the_features_are() -> None:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from serving.bundle.decision import Rule, TaskRule
+from serving.bundle.layout import MAPS
 from serving.bundle.model import BundleModel
 from serving.bundle.sections import TaskInfo
 from serving.errors import ParameterError
 from serving.http.schemas import CascadeDescription
 from serving.inference.answers import AnswerFormatter, PredictionOptions, answer_image, describe
-from tests.helpers_serving import COLOURS, GREY, image_bytes
+from serving.predict import main as predict
+from tests.helpers_serving import COLOURS, GREY, image_bytes, reseal
+from tests.helpers_teaching import picture, trunk_graph, write_bundle
 
 
 @pytest.mark.parametrize("label", COLOURS)
@@ -142,3 +145,23 @@ def test_description_of_what_is_served(model: BundleModel) -> None:
     assert (described.alpha, described.provider) == (0.05, "CPUExecutionProvider")
     assert (described.precision, described.precisions) == ("fp32", ("fp32",))
     assert described.cascade == CascadeDescription(candidates=None, margin=None, seen=None, agreement=None, images=0)
+
+
+def test_a_bundle_without_a_usable_map_is_not_explained_and_says_why(
+    model: BundleModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that was written with a graph that has no map; averages are in tests/models/trunks/test_maps.py."""
+    bundle = write_bundle(tmp_path / "bundle")
+    reseal(bundle, MAPS, trunk_graph())
+    (tmp_path / "photo.png").write_bytes(picture("ant", 0))
+    with_trunk = BundleModel.load(bundle, provider="cpu")
+    for each, reason in ((model, "it has no trunk"), (with_trunk, "its bundle has no feature maps of trunk tiny")):
+        assert not describe(each).explains
+        with pytest.raises(ParameterError, match=reason) as refused:
+            PredictionOptions.for_model(each, explain="true")
+        assert refused.value.status == 422
+    assert predict([str(bundle), str(tmp_path / "photo.png"), "--explain", "true"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert "its bundle has no feature maps of trunk tiny: got explain=true; allowed: false" in line

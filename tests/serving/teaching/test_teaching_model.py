@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.bundle.layout import detector_name
+from serving.bundle.embedding import PER_CLASS, Embedding
+from serving.bundle.layout import EMBEDDING, detector_name
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel, load_pooled
 from serving.bundle.pixels import open_image, to_pixels
@@ -25,7 +28,7 @@ from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
-from tests.helpers_serving import ROOT
+from tests.helpers_serving import ROOT, reseal
 from tests.helpers_teaching import ALL, DIM, TASKS, encode, pictures, write_bundle
 
 TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
@@ -109,6 +112,36 @@ def test_forgetting_a_class_of_the_run(bundle: Path, tmp_path: Path) -> None:
     before, after = load_pooled(old).outputs(vectors), load_pooled(new).outputs(vectors)
     kept = np.delete(before["distances"], 2, axis=1)
     np.testing.assert_allclose(after["distances"], kept, rtol=0, atol=1e-6 * np.abs(kept).max())
+
+
+def test_taught_classes_are_on_the_map(bundle: Path, tmp_path: Path) -> None:
+    """Where their examples lie, beside classes that stay where they were, and not after they are forgotten."""
+    mapped = shutil.copytree(bundle, tmp_path / "mapped")
+    rows = encode([content for label in ALL[:8] for content in pictures(label, 5)])
+    stored = io.BytesIO()
+    np.savez(stored, **Embedding.fit(rows, np.repeat(np.arange(8), 5)).to_arrays())
+    reseal(mapped, EMBEDDING, stored.getvalue())
+
+    def saved(model: Model, name: str) -> Embedding:
+        found = load_bundle(model.save(tmp_path / name)).embedding()
+        assert found is not None
+        return found
+
+    before = load_bundle(mapped).embedding()
+    assert before is not None
+    model = taught(mapped, ELK, {"fox": pictures("fox", 30)})
+    after = saved(model, "taught")
+    assert np.bincount(after.class_ids).tolist() == [5] * 8 + [12, PER_CLASS]
+    assert np.array_equal(after.places[:40], before.places)
+    examples = before.project(encode(list(ELK["elk"])))
+    np.testing.assert_allclose(
+        np.sort(after.places[after.class_ids == 8], axis=0), np.sort(examples, axis=0), rtol=0, atol=1e-5
+    )
+    assert after.coordinates is not None
+    assert len(after.coordinates) == len(after.places)
+    again = Model.load(tmp_path / "taught", threads=1)
+    again.forget("elk")
+    assert np.bincount(saved(again, "again").class_ids).tolist() == [5] * 8 + [PER_CLASS]
 
 
 def test_frozen_parts_stay_the_same_bytes(bundle: Path, tmp_path: Path) -> None:

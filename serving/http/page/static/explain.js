@@ -2,6 +2,8 @@
 
 const element = (id) => document.getElementById(id);
 
+const EXACT = 0.05; // as in serving/bundle/explanation.py
+
 let request = null; // asks the service to explain the answer that is shown
 let current = 0; // grows with every answer, so that a late explanation of an earlier one is not shown
 
@@ -66,12 +68,14 @@ function draw(map, picture) {
   canvas.hidden = false;
 }
 
-function describe({ evidence_for: label, grid }) {
+function describe({ evidence_for: label, grid, total, remainder }) {
   const flat = grid.flat();
   const best = flat.indexOf(Math.max(...flat));
   const [row, column] = [Math.floor(best / grid[0].length), best % grid[0].length];
   const place = `${third(row, grid.length, ["top", "middle", "bottom"])} ${third(column, grid[0].length, ["left", "centre", "right"])}`;
-  report(`Orange speaks for “${label}”, blue against it. The strongest evidence is at the ${place}.`);
+  const inexact = Math.abs(remainder) > EXACT * Math.abs(total);
+  const note = inexact ? " The map is not exact: its parts do not add up to the evidence of the whole image." : "";
+  report(`Orange speaks for “${label}”, blue against it. The strongest evidence is at the ${place}.${note}`);
 }
 
 const third = (at, count, names) => names[Math.min(2, Math.floor((3 * (at + 0.5)) / count))];

@@ -1,6 +1,7 @@
-// The marks of the map: shapes in the colours of Okabe and Ito, which people with any colour vision can tell apart.
+// The marks of the map. Six colours of Okabe and Ito and a violet stay apart under any deficiency of colour vision, as
+// tests/training/show/test_map_colours.py simulates; beyond seven groups other shapes follow.
 
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800"];
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9933ff"];
 const SHAPES = ["disc", "square", "triangle", "diamond", "cross"];
 const RADIUS = 4;
 export const STAMP = 16; // pixels per side
