@@ -188,7 +188,7 @@ def _serve(connection: Connection, plan: BatchPlan, out: Path) -> None:
 
 
 class _Storing:
-    """Stores one chunk at a time in the background, and tells the parent about it."""
+    """Stores one chunk at a time in the background, and reports it to the parent."""
 
     def __init__(self, connection: Connection, folder: WorkFolder) -> None:
         self._connection, self._folder = connection, folder
