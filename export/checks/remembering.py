@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.checks.lesson_remembering import lost_lessons
 from export.checks.trunk_remembering import compare_pooled
 from export.graph.evidence import Evidence
 from export.graph.notes import note
@@ -60,13 +61,16 @@ def put_on_shelf(
 
 
 def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, allowed: Allowed = DEFAULT) -> None:
-    """Raise a PublishError unless every earlier task gives the same bits as before, no larger share than alpha of the
-    known images is called unknown, and no earlier class loses more points of CIL to other classes than allowed.
+    """Raise a PublishError unless everything that was taught is there, every earlier task gives the same bits as before,
+    no larger share than alpha of the known images is called unknown, and no earlier class loses more points of CIL to
+    other classes than allowed.
 
     If the decision may be another one and is, the earlier tasks only have to give the same logits, but
     for the scale and shift that belong to a decision.
     """
     old, new = before.manifest, after.manifest
+    if lost := lost_lessons(old, new):
+        raise PublishError(lost)
     if [task.labels for task in new.tasks[: len(old.tasks)]] != [task.labels for task in old.tasks]:
         raise PublishError(f"version {old.version} has tasks that the new bundle lacks or has in another order")
     another = before.rule.score != after.rule.score
