@@ -17,9 +17,8 @@ from serving.bundle.decision import NETWORK_NAMES, Array, Rule, Verdicts, decide
 from serving.bundle.directory import move_into_place
 from serving.bundle.layout import parts_of
 from serving.bundle.manifest import Bundle, load_bundle
-from serving.bundle.old_classes import MAX_LOSS, compare_classes
+from serving.bundle.old_classes import MAX_LOSS, LostKnown, compare_classes
 from serving.bundle.shelf import Shelf
-from training.measure.verdict import lower_share
 
 ROUNDING = 1e-3
 """The share of a task's largest logit by which rounding may change it if another decision scales it."""
@@ -156,15 +155,16 @@ def _check_known(then: Verdicts, now: Verdicts, alpha: float, where: str, kind: 
 
     The scores of a new task count for all tasks, so that thresholds move a little with every task.
     """
-    known, lost = int(then.known.sum()), int((then.known & ~now.known).sum())
+    found = LostKnown.of(then.known, now.known, alpha)
     gained, moved = int((now.known & ~then.known).sum()), int((then.class_id != now.class_id).sum())
     note(
-        f"{where}of {len(then.known)} {kind} images of earlier tasks, {moved} get another label, {lost} of {known} "
-        f"known ones become unknown, {gained} unknown ones become known"
+        f"{where}of {found.images} {kind} images of earlier tasks, {moved} get another label, {found.lost} of "
+        f"{found.known} known ones become unknown, {gained} unknown ones become known"
     )
-    if known and lower_share(lost, known) > alpha and not lost_allowed:
+    if found.too_many and not lost_allowed:
         raise PublishError(
-            f"{where}{lost} of {known} known images would be called unknown; allowed: a share of {alpha:g}, or --force"
+            f"{where}{found.lost} of {found.known} known images would be called unknown; "
+            f"allowed: a share of {alpha:g}, or --force"
         )
 
 

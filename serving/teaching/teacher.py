@@ -148,7 +148,7 @@ class Teacher:
             raise errors.JobStateError("the job cannot be accepted", got=got, allowed="a job that has learned")
         if not (force or (job.result or {}).get("gate", False)):
             raise errors.GateError(
-                "earlier classes would lose too much", got=_worse(job), allowed="force, or other examples"
+                "earlier classes would lose too much", got=_objections(job), allowed="force, or other examples"
             )
         self._check_base(job)
         published = self._publish(job.candidate, job.base)
@@ -218,7 +218,7 @@ class Teacher:
     def refusal(self, job: JobRecord) -> str | None:
         """Why a job that is done will not be published by itself; None if it may be."""
         if not (job.request.get("force") or (job.result or {}).get("gate", False)):
-            return f"the gate objects, because {_worse(job)} would lose too much"
+            return f"the gate objects, because {_objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
             return "another version was published meanwhile"
         if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
@@ -413,6 +413,12 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
 
 
-def _worse(job: JobRecord) -> str:
-    """The classes that the gate objects to."""
-    return ", ".join(repr(each["label"]) for each in (job.result or {}).get("old_classes", {}).get("worse", ()))
+def _objections(job: JobRecord) -> str:
+    """What the gate objects to."""
+    result, found = job.result or {}, []
+    if worse := ", ".join(repr(each["label"]) for each in result.get("old_classes", {}).get("worse", ())):
+        found.append(f"{worse} would lose too much")
+    if (known := result.get("known_images", {})).get("too_many"):
+        share = f"more than a share of {known['alpha']:g}"
+        found.append(f"{known['lost']} of {known['known']} known images would become unknown, {share}")
+    return " and ".join(found) or "a class would lose too much"

@@ -517,6 +517,21 @@ def with_status(page: Page, **changes: Any) -> None:
     page.route(re.compile("/teach/status"), tell)
 
 
+def test_the_gate_names_known_images_that_would_become_unknown(page: Page) -> None:
+    known = {"images": 200, "known": 190, "lost": 40, "alpha": 0.05, "too_many": True}
+    old = {**LEARNED["old_classes"], "worse": []}
+    with_status(page, job={**JOB, "learned": {**LEARNED, "old_classes": old, "known_images": known}})
+    tab(page, "learn")
+    page.reload()
+    objection = page.get_by_test_id("objection")
+    objection.wait_for()
+    text = objection.inner_text().replace("\u00a0", " ")
+    assert "The lesson would make 40 of 190 known images unknown." in text
+    assert "At most 5 % of the known images may become unknown." in text
+    assert "worse" not in text
+    page.get_by_role("button", name="Accept anyway").wait_for()
+
+
 def test_the_gate_objects_in_plain_words_and_can_be_overruled(page: Page, tmp_path: Path) -> None:
     with_status(page, job={**JOB, "learned": LEARNED})
     asked: list[Any] = []

@@ -173,6 +173,15 @@ def test_a_result_that_the_gate_objects_to_does_not_stop_learning_without_a_pers
         finished(teacher, teacher.jobs.of_kind("auto")[-1])
 
 
+def test_known_images_that_would_become_unknown_are_named(teacher: Teacher) -> None:
+    known = {"images": 200, "known": 190, "lost": 40, "alpha": 0.05, "too_many": True}
+    result = {"gate": False, "old_classes": {"worse": []}, "known_images": known}
+    job = teacher.jobs.start("learn", "ada", teacher.current().version, {})
+    teacher.jobs.finish(job.id, result, candidate="made-by-it")
+    with pytest.raises(errors.GateError, match="40 of 190 known images would become unknown, more than a share of 0.05"):
+        teacher.accept(job.id, "ada")
+
+
 def test_a_result_that_waits_for_a_person_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with teacher_of(tmp_path, monkeypatch, OPENWORLD_TEACH="auto") as (teacher, settings):
         autonomy = Autonomy(teacher, settings)

@@ -26,7 +26,7 @@ from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
 from tests.helpers_serving import ROOT
-from tests.helpers_teaching import ALL, DIM, TASKS, encode, pictures, write_bundle
+from tests.helpers_teaching import ALL, DIM, RUN_IMAGES, TASKS, encode, pictures, write_bundle
 
 TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
 
@@ -334,6 +334,46 @@ print(json.dumps([label, list(model.labels), [n for n in ("torch", "sklearn", "o
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["elk", list(ALL[:8]), []]
     assert Model.load(tmp_path / "saved", threads=1).labels[-1] == "elk"
+
+
+@pytest.mark.parametrize(("farther", "objects"), [(0.0, False), (20.0, True)])
+def test_the_gate_objects_if_known_images_become_unknown(bundle: Path, farther: float, objects: bool) -> None:
+    """The classes are told apart as before, so that only the decision between known and unknown shows the loss."""
+    loaded = load_bundle(bundle)
+    served = learn(Curriculum.of(loaded))
+    tasks = tuple(
+        replace(task, detector=replace(task.detector, bias=task.detector.bias + np.float32(farther)))
+        for task in served.curriculum.tasks
+    )
+    after = learn(replace(served.curriculum, tasks=tasks))
+    found = try_out(served, after, (loaded.rule, loaded.rule), np.empty((0, DIM), np.float32))
+    assert found.worse == ()
+    assert found.lost_known.images == 8 * RUN_IMAGES
+    assert found.lost_known.known > 0.8 * found.lost_known.images
+    assert (found.lost_known.lost > 0, found.lost_known.too_many, found.gate) == (objects, objects, not objects)
+
+
+def test_examples_that_were_taken_out_need_not_stay_known(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    elks = [(f"elk{number}", row) for number, row in enumerate(encode(pictures("elk", 12)))]
+    taught = Curriculum.of(loaded).taught(Examples.of({"elk": elks}, "ada", ""))
+    before, after = learn(taught), learn(taught.without_examples(frozenset(name for name, _ in elks[:4])))
+    rules = before.rule(loaded.rule), after.rule(loaded.rule)
+    nothing = np.empty((0, DIM), np.float32)
+    assert try_out(before, after, rules, nothing).lost_known.images == 8 * RUN_IMAGES + 8
+    forgotten = learn(taught.forgot("elk"))
+    assert try_out(before, forgotten, rules[:1] + (loaded.rule,), nothing).lost_known.images == 8 * RUN_IMAGES
+
+
+def test_expanded_vectors_have_the_outputs_of_the_vectors(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    elks = [(f"elk{number}", row) for number, row in enumerate(encode(pictures("elk", 6)))]
+    dogs = [(f"dog{number}", row) for number, row in enumerate(encode(pictures("hen", 6)))]
+    model = learn(Curriculum.of(loaded).taught(Examples.of({"elk": elks, "dog": dogs}, "ada", ""))).model
+    vectors = encode(TEST)
+    expected, found = model.outputs(vectors), model.expanded_outputs(model.classifier.projection.expand(vectors))
+    for name in ("logits", "distances"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
 
 
 def test_a_lesson_is_compared_beside_adapters_that_read_all_rotations(bundle: Path) -> None:
