@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import cached_property
@@ -29,6 +28,7 @@ from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
 from serving.teaching.lesson_job import Wanted, withdrawn
@@ -148,7 +148,7 @@ class Teacher:
             raise errors.JobStateError("the job cannot be accepted", got=got, allowed="a job that has learned")
         if not (force or (job.result or {}).get("gate", False)):
             raise errors.GateError(
-                "earlier classes would lose too much", got=_objections(job), allowed="force, or other examples"
+                "earlier classes would lose too much", got=objections(job), allowed="force, or other examples"
             )
         self._check_base(job)
         published = self._publish(job.candidate, job.base)
@@ -218,7 +218,7 @@ class Teacher:
     def refusal(self, job: JobRecord) -> str | None:
         """Why a job that is done will not be published by itself; None if it may be."""
         if not (job.request.get("force") or (job.result or {}).get("gate", False)):
-            return f"the gate objects, because {_objections(job)}"
+            return f"the gate objects, because {objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
             return "another version was published meanwhile"
         if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
@@ -305,10 +305,8 @@ class Teacher:
 
     def _since(self, job: JobRecord) -> str:
         """Who began another lesson after a job that nobody had accepted, which was discarded by that."""
-        latest = self.jobs.latest()
-        if job.state != "discarded" or latest is None or latest.id == job.id:
-            return ""
-        return f", because {latest.who} began job {latest.id}, which learns all that is labelled"
+        later = self.jobs.replacing(job) if job.state == "discarded" else None
+        return "" if later is None else replaced(job, later)
 
     def _note(self, job: JobRecord, who: str) -> None:
         """Note in the store that a job's candidate is served: labels follow, and the job is accepted."""
@@ -393,32 +391,3 @@ def _made_by(job: JobRecord, folder: Path) -> bool:
         return folder.stat().st_ctime >= job.started_at
     except OSError:
         return False
-
-
-def described(job: JobRecord) -> str:
-    """What a learn job has changed, in a few words."""
-    result = job.result or {}
-    parts = []
-    new = [each["label"] for each in result.get("classes", ()) if each["new"]]
-    more = [each["label"] for each in result.get("classes", ()) if not each["new"]]
-    for verb, labels in (("learned", new), ("changed the examples of", more), ("deleted", result.get("deleted", ()))):
-        if labels:
-            parts.append(f"{verb} {_some(labels)}")
-    for verb, names in (("renamed", result.get("renamed", {})), ("merged", result.get("merged", {}))):
-        parts += [f"{verb} {old} to {new}" for old, new in names.items()]
-    return "; ".join(parts) or job.kind
-
-
-def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
-
-
-def _objections(job: JobRecord) -> str:
-    """What the gate objects to."""
-    result, found = job.result or {}, []
-    if worse := ", ".join(repr(each["label"]) for each in result.get("old_classes", {}).get("worse", ())):
-        found.append(f"{worse} would lose too much")
-    if (known := result.get("known_images", {})).get("too_many"):
-        share = f"more than a share of {known['alpha']:g}"
-        found.append(f"{known['lost']} of {known['known']} known images would become unknown, {share}")
-    return " and ".join(found) or "a class would lose too much"

@@ -12,8 +12,9 @@ from serving.quarantine.records import Example, Item
 from serving.teaching.api import schemas
 from serving.teaching.auto_job import is_made_up
 from serving.teaching.curriculum import LEAST
+from serving.teaching.job_texts import described
 from serving.teaching.jobs import JobRecord
-from serving.teaching.teacher import Pending, Teacher, described
+from serving.teaching.teacher import Pending, Teacher
 from serving.teaching.trial import ENOUGH
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from serving.settings import Settings
 from serving.teaching import class_changes
 from serving.teaching import teacher as teacher_module
 from serving.teaching.auto import Autonomy
+from serving.teaching.job_texts import described
 from serving.teaching.lesson_job import Wanted
-from serving.teaching.teacher import Teacher, described
+from serving.teaching.teacher import Teacher
 from tests.helpers_quarantine import arrival
 from tests.helpers_teacher import OneWorker, finished, teacher_of
 from tests.helpers_teaching import encode, pictures
@@ -103,6 +104,40 @@ def test_a_deletion_that_was_killed_after_publishing_is_completed(
     assert teacher.jobs.get(waits.id).state == "accepted"
     with pytest.raises(UnknownIdError):
         teacher.store.image(elks[0])
+
+
+def test_who_comes_second_is_told_what_the_other_began_and_what_is_lost(teacher: Teacher) -> None:
+    label(teacher, "elk")
+
+    def refused(job_id: int) -> str:
+        with pytest.raises(errors.JobStateError) as refusal:
+            teacher.accept(job_id, "ada")
+        return str(refusal.value)
+
+    lesson = finished(teacher, teacher.learn("ada", Wanted()), "done")
+    renamed = class_changes.rename(teacher, "bob", "ant", "emmet", accept=True).job
+    assert renamed is not None
+    finished(teacher, renamed, "accepted")
+    assert "elk" not in teacher.current().labels
+    text = refused(lesson.id)
+    began = f"job {lesson.id} is discarded, because bob began job {renamed.id}, which is for renaming 'ant' to 'emmet'"
+    assert f"{began}; what is labelled still waits" in text
+    assert "learns all" not in text
+    # A change of a class that waits for a decision is discarded by somebody else's lesson, which does not have it.
+    deletion = class_changes.delete(teacher, "ada", "bee", images=False, accept=False).job
+    assert deletion is not None
+    finished(teacher, deletion, "done")
+    second = teacher.learn("bob", Wanted())
+    text = refused(deletion.id)
+    assert f"because bob began job {second.id}, which learns all that is labelled" in text
+    assert "deleting 'bee' is to be asked for again" in text
+    # A job that a person has discarded was not discarded by whatever came later.
+    finished(teacher, second, "done")
+    teacher.discard(second.id, "ada")
+    later = class_changes.merge(teacher, "bob", ["elk"], "dog", accept=False)
+    assert later.job is None
+    finished(teacher, teacher.learn("bob", Wanted()), "done")
+    assert "began" not in refused(second.id)
 
 
 def test_merging_into_a_class_that_has_only_examples(teacher: Teacher) -> None:
