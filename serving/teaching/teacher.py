@@ -28,6 +28,7 @@ from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.teaching.auto_job import follow_rollback
 from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
@@ -175,7 +176,9 @@ class Teacher:
             raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
         before = self._current_name()
         published = self._publish(known[version], before)
-        self.store.settle(self._manifest(known[version]).labels, version, who, f"instead of {before}")
+        manifest = self._manifest(known[version])
+        self.store.settle(manifest.labels, version, who, f"instead of {before}")
+        follow_rollback(self.store, self._need_shelf().folder / known[version], manifest)
         return published
 
     def versions(self) -> list[ShelvedVersion]:

@@ -10,7 +10,7 @@ from serving.http.schemas import ModelName
 from serving.quarantine.api.overview import entry_of
 from serving.quarantine.records import Example, Item
 from serving.teaching.api import schemas
-from serving.teaching.auto_job import is_made_up
+from serving.teaching.auto_job import made_up
 from serving.teaching.curriculum import LEAST
 from serving.teaching.job_texts import described
 from serving.teaching.jobs import JobRecord
@@ -67,7 +67,7 @@ def status_view(teacher: Teacher, served: Manifest, who: str, *, auto: bool) -> 
         unknown=teacher.store.count_new(),
         minimum=ENOUGH,
         least=LEAST,
-        unnamed=tuple(label for label in served.labels if is_made_up(label)),
+        unnamed=tuple(label for label in served.labels if label in made_up(served.lessons)),
         job=None if job is None else job_view(job),
     )
 

@@ -20,6 +20,7 @@ from serving.quarantine.records import UnknownIdError
 from serving.settings import Settings
 from serving.teaching import class_changes
 from serving.teaching import teacher as teacher_module
+from serving.teaching.api.views import status_view
 from serving.teaching.auto import Autonomy
 from serving.teaching.job_texts import described
 from serving.teaching.lesson_job import Wanted
@@ -178,9 +179,37 @@ def test_learning_without_a_person_keeps_its_limits(tmp_path: Path, monkeypatch:
         assert not autonomy.look(), "one class was learned within a day"
         noted = [(change.who, change.what) for change in teacher.store.changes(50)]
         assert {("auto", "auto"), ("auto", "teach"), ("auto", "publish"), ("auto", "accept")} <= set(noted)
+        learned = teacher.current().version
+        named = {number for number, name in labels_of(teacher).items() if name == "new-1"}
+        assert len(named) >= 10
+        mine = label(teacher, "elk")
         assert teacher.roll_back(first, "ada").version == first
         assert teacher.versions()[-1].classes == len(teacher.current().labels) == 8
         assert "new-1" not in teacher.current().labels
+        # What nobody has named would come back with the next lesson; what a person has named waits.
+        assert labels_of(teacher) == dict.fromkeys(mine, "elk")
+        # To undo this brings the labels back, or the next lesson would take the class out.
+        teacher.roll_back(learned, "ada")
+        assert {number for number, name in labels_of(teacher).items() if name == "new-1"} == named
+        assert teacher.pending().removed == ()
+
+
+def test_a_class_that_a_person_has_called_new_1_is_that_persons(teacher: Teacher) -> None:
+    first = teacher.current().version
+    added = teacher.store.add([arrival(content=content) for content in pictures("elk", IMAGES)])
+    teacher.store.teach(added.ids, "new-1", teacher.current().labels, "ada")
+    finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
+    assert status_view(teacher, teacher.current(), "ada", auto=True).unnamed == ()
+    # The server learned this one by itself, and a person renamed it.
+    more = teacher.store.add([arrival(content=content) for content in pictures("fox", IMAGES)])
+    teacher.store.teach(more.ids, "new-2", teacher.current().labels, "auto")
+    finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
+    assert status_view(teacher, teacher.current(), "ada", auto=True).unnamed == ("new-2",)
+    renamed = class_changes.rename(teacher, "ada", "new-2", "fox", accept=True).job
+    assert renamed is not None
+    finished(teacher, renamed, "accepted")
+    teacher.roll_back(first, "ada")
+    assert labels_of(teacher) == {**dict.fromkeys(added.ids, "new-1"), **dict.fromkeys(more.ids, "fox")}
 
 
 def test_a_result_that_the_gate_objects_to_does_not_stop_learning_without_a_person(
