@@ -60,9 +60,9 @@ def put_on_shelf(
 
 
 def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, allowed: Allowed = DEFAULT) -> None:
-    """Raise a PublishError unless everything that was taught is there, every earlier task gives the same bits as before,
-    no larger share than alpha of the known images is called unknown, and no earlier class loses more points of CIL to
-    other classes than allowed.
+    """Raise a PublishError unless everything that was taught is there, every earlier task gives the same bits as
+    before, no larger share than alpha of the known images is called unknown, and no earlier class loses more points of
+    CIL to other classes than allowed.
 
     If the decision may be another one and is, the earlier tasks only have to give the same logits, but
     for the scale and shift that belong to a decision.

@@ -362,7 +362,7 @@ def test_examples_that_were_taken_out_need_not_stay_known(bundle: Path) -> None:
     nothing = np.empty((0, DIM), np.float32)
     assert try_out(before, after, rules, nothing).lost_known.images == 8 * RUN_IMAGES + 8
     forgotten = learn(taught.forgot("elk"))
-    assert try_out(before, forgotten, rules[:1] + (loaded.rule,), nothing).lost_known.images == 8 * RUN_IMAGES
+    assert try_out(before, forgotten, (*rules[:1], loaded.rule), nothing).lost_known.images == 8 * RUN_IMAGES
 
 
 def test_expanded_vectors_have_the_outputs_of_the_vectors(bundle: Path) -> None:
