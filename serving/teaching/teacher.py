@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import cached_property
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from serving import errors
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST, STATISTICS
-from serving.bundle.lessons import taught_examples
+from serving.bundle.lessons import run_images, taught_examples
 from serving.bundle.manifest import Manifest, load_bundle
 from serving.bundle.shelf import Shelf
 from serving.quarantine.examples import PublishedLabels
@@ -84,6 +85,7 @@ class Teacher:
         self._settings, self.store, self._swaps = settings, store, swaps
         self._shelf = None if settings.bundles is None else Shelf(settings.bundles)
         self._taught: tuple[str, dict[str, str]] | None = None
+        self._of_run: tuple[str, dict[str, int]] | None = None
         self._latest: tuple[str, Manifest] | None = None
         self._versions: dict[str, ShelvedVersion] = {}
         self._lock = threading.Lock()
@@ -122,6 +124,16 @@ class Teacher:
         out = set(removed)
         waiting = tuple(each for digest, each in labelled.items() if digest not in taught or digest in out)
         return Pending(waiting, tuple(removed), taught)
+
+    def images(self) -> dict[str, int]:
+        """How many images the served classes were learned from, by label: those of the run and the taught examples."""
+        name, kept = self._current_name(), self._of_run
+        if kept is None or kept[0] != name:
+            manifest = self._manifest(name)
+            folder = self._need_shelf().folder / name
+            kept = name, run_images(folder, manifest.labels) if STATISTICS in manifest.files else {}
+            self._of_run = kept
+        return dict(Counter(kept[1]) + Counter(self._taught_by_current().values()))
 
     def learn(self, who: str, wanted: Wanted, *, accept: bool = False, force: bool = False) -> JobRecord:
         """Start a job that learns what is labelled, or changes classes."""

@@ -36,7 +36,7 @@ from tests.helpers_serving import (
     saved,
     serving,
 )
-from tests.helpers_teaching import picture, pictures, write_bundle
+from tests.helpers_teaching import RUN_IMAGES, picture, pictures, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -245,6 +245,21 @@ def test_unknown_images_are_grouped_named_learned_and_known_while_requests_go_on
         assert before[label].count(label) == 0
         assert after[label].count(label) >= 8
     assert after["ant"].count("ant") >= before["ant"].count("ant") - 1
+
+
+def test_a_new_class_is_made_and_taken_back(page: Page) -> None:
+    tab(page, "classes")
+    ant = of_class(page, "ant").inner_text()
+    assert f"learned from {RUN_IMAGES} images" in ant
+    assert "no pictures, because training photos are not stored" in ant
+    page.get_by_test_id("class-new").click()
+    page.get_by_test_id("sure-count").fill("yeti")
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Made the class “yeti”.")
+    tab(page, "classes")
+    of_class(page, "yeti").wait_for()
+    undo(page)
+    of_class(page, "yeti").wait_for(state="detached")
 
 
 def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server) -> None:

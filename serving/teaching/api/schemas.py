@@ -170,6 +170,7 @@ class ClassEntry(ApiModel):
     in_model: bool = field("whether the served model has it", True)
     task: int | None = field("number of its task", 3)
     origin: Literal["fit", "taught", "waiting"] = field("learned by a run, taught, or not learned yet", "taught")
+    images: int = field("images that the served model has learned it from, those of the run included", 12)
     learned: int = field("examples that the served model was taught", 12)
     waiting: int = field("examples that the next lesson adds", 3)
     removed: int = field("examples that the next lesson takes out", 0)

@@ -82,6 +82,7 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
     verdicts = {each.label: each for each in manifest.taught}
     task_of = {label: task.task for task in manifest.tasks for label in task.labels}
     taught_tasks = {lesson.task for lesson in manifest.lessons}
+    images = teacher.images()
     taught, removed = Counter(pending.taught.values()), Counter(pending.taught[name] for name in pending.removed)
     found = []
     for label in dict.fromkeys([*by_label, *drafts, *task_of]):
@@ -94,6 +95,7 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
                 in_model=task is not None,
                 task=task,
                 origin="waiting" if task is None else "taught" if task in taught_tasks else "fit",
+                images=images.get(label, 0),
                 learned=taught[label],
                 waiting=sum(each.id in waiting for each in own),
                 removed=removed[label],
