@@ -93,6 +93,23 @@ def test_teach_forget_teach_again(bundle: Path, tmp_path: Path) -> None:
     assert_same(outputs(once, tmp_path / "a"), outputs(again, tmp_path / "b"))
 
 
+def test_teach_two_classes_forget_the_first_and_teach_it_again(bundle: Path, tmp_path: Path) -> None:
+    """The class comes last then. The classifier does not depend on the order, what is called known does: a lesson's
+    detector and its stored scores are of what was known when it was taught."""
+    once, again = taught(bundle, ELK, FOX), taught(bundle, ELK, FOX)
+    again.forget("elk")
+    again.teach(ELK)
+    assert again.version == taught(bundle, FOX, ELK).version, "as if it had been taught last"
+    one, other = outputs(once, tmp_path / "a"), outputs(again, tmp_path / "b")
+    orders = [np.argsort(each["labels"]) for each in (one, other)]
+    assert one["labels"].tolist() != other["labels"].tolist()
+    for name in ("logits", "probability"):
+        wanted, found = (each[name][:, order] for each, order in zip((one, other), orders, strict=True))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * max(1.0, np.abs(wanted).max()))
+    p_values = [[model.predict(content).p_value for content in TEST] for model in (once, again)]
+    assert p_values[0] != p_values[1], "or the guide is wrong about the order of lessons"
+
+
 def test_forgetting_a_class_of_the_run(bundle: Path, tmp_path: Path) -> None:
     """The pooled part is that of a run without the class; the detectors of other classes stay as they are."""
     without = write_bundle(tmp_path / "without", tasks=(("ant", "bee", "dog"), TASKS[1]))
@@ -270,6 +287,41 @@ def test_any_order_of_lessons_without_one_class(
     never = taught(bundle, *(given[name] for name in lessons if name != gone))
     folder = tmp_path_factory.mktemp("order")
     assert_same(outputs(model, folder / "a"), outputs(never, folder / "b"))
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles of runs that never had one of the classes."""
+    folder = tmp_path_factory.mktemp("without")
+    return {
+        gone: write_bundle(folder / gone, tuple(tuple(label for label in task if label != gone) for task in TASKS))
+        for gone in ("cat", "bat")
+    }
+
+
+@given(OPERATIONS, st.sampled_from(["cat", "bat"]))
+@settings(max_examples=8, deadline=None)
+def test_any_lessons_without_a_class_of_the_run(
+    bundle: Path, without: dict[str, Path], lessons: list[str], gone: str
+) -> None:
+    """The classifier is that of a run without the class, by the same settings: these were chosen with the class."""
+    given = {"elk": ELK, "fox": FOX, "gnu": GNU, "more dog": MORE_DOG}
+
+    def curriculum(folder: Path) -> Curriculum:
+        found = Curriculum.of(load_bundle(folder))
+        for name in lessons:
+            examples = {
+                label: [(f"{name}{number:02}", row) for number, row in enumerate(encode(list(some)))]
+                for label, some in given[name].items()
+            }
+            found = found.taught(Examples.of(examples, "ada", ""))
+        return found
+
+    vectors = encode(TEST)
+    found, never = learn(curriculum(bundle).forgot(gone)), learn(curriculum(without[gone]))
+    assert found.labels == never.labels
+    one, other = (PooledClassifier.fit(each.statistics, found.settings).logits(vectors) for each in (found, never))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * np.abs(other).max())
 
 
 def test_rename_and_merge(bundle: Path, tmp_path: Path) -> None:
