@@ -16,7 +16,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -28,7 +28,7 @@ from serving.client import Client, Retries, ServiceError
 from serving.quarantine.store import Store
 from tests.conftest import ReportLine
 from tests.helpers_serving import Server, serving
-from tests.helpers_teaching import STRANGERS, picture, write_bundle
+from tests.helpers_teaching import ALL, DIM, STRANGERS, drawn, picture, write_bundle
 
 NEW_CLASSES = int(os.environ.get("OPENWORLD_NEW_CLASSES", "100"))
 KILLS = int(os.environ.get("OPENWORLD_KILLS", "50"))
@@ -37,6 +37,8 @@ LONGEST = float(os.environ.get("OPENWORLD_KILL_EVERY", "8"))
 """Seconds at most between two kills; a lesson takes one or two."""
 RATE = 5.0
 """Requests per second beside the two people; each unknown image is stored as well."""
+MOST_PER_LESSON = 500.0
+"""Kilobytes by which a lesson with a new class may enlarge a worker beside its detector."""
 TOKEN = "a-token-of-enough-length"
 
 
@@ -75,11 +77,14 @@ class Person(threading.Thread):
         while not self.end.is_set():
             with contextlib.suppress(ServiceError, httpx.HTTPError, TimeoutError):
                 self.teach()
+                continue
+            # The server is gone, or it is the other person's turn.
+            self.end.wait(0.3)
 
     def teach(self) -> None:
         with Client(self.url[0], timeout=60, retries=Retries(attempts=1)) as client:
             teaching = client.teaching(TOKEN, self.who)
-            label = self.labels[self.number % len(self.labels)]
+            label = self.labels[self.number // 8 % len(self.labels)]
             for _ in range(4):
                 self.number += 1
                 added = teaching.add(label, picture(label, self.first + self.number))
@@ -226,3 +231,31 @@ def test_memory_after_many_lessons(place: Path, report_line: ReportLine) -> None
     over_time = ", ".join(f"{size // 1024}" for size in sizes)
     report_line(f"teaching: {LESSONS} lessons, MB of the largest worker after every tenth: {over_time}")
     assert grown < 1.1, sizes
+
+
+def test_what_a_worker_needs_for_each_new_class(place: Path, report_line: ReportLine) -> None:
+    """Each is a task with a detector that stays, so memory grows; by little more than the detectors need."""
+    url = [""]
+    with running(place, url) as server, Client(server.url, timeout=60) as client:
+        teaching = client.teaching(TOKEN, "soak")
+        sizes: list[int] = []
+        for lesson in range(NEW_CLASSES):
+            for number in range(4):
+                teaching.add(f"class {lesson}", drawn(100 + lesson, number))
+            # So many classes of random patterns take images from each other; how much is not the question here.
+            job = teaching.wait(teaching.learn(accept=True, force=True))
+            assert job.state == "accepted", job
+            sizes.append(max(map(resident, workers_of(server))))
+        known = [entry.label for entry in teaching.classes(0).classes if entry.in_model]
+    assert len(known) == len(ALL) - len(STRANGERS) + NEW_CLASSES
+    # The first lessons load what teaching needs.
+    first = min(len(sizes) // 5, 10)
+    each = (sizes[-1] - sizes[first]) / (len(sizes) - 1 - first)
+    detector = 4 * DIM * (len(ALL) + NEW_CLASSES) / 1024
+    over_time = ", ".join(f"{size // 1024}" for size in sizes[:: max(1, len(sizes) // 10)])
+    report_line(
+        f"teaching: {NEW_CLASSES} lessons of a new class each, MB of the largest worker: {over_time}; "
+        f"{each:.0f} kB per lesson, of which at most {detector:.0f} are its detector"
+    )
+    # A few lessons show the start of a worker and nothing else.
+    assert NEW_CLASSES < 20 or each < detector + MOST_PER_LESSON, sizes
