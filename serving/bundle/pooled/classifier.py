@@ -81,8 +81,7 @@ class PooledClassifier:
     def expanded_logits(self, phi: Array) -> Floats:
         """[n, classes] of expanded vectors [n, length], all at once; the last bits depend on how many there are."""
         centred = np.asarray(phi[:, : len(self.center)], np.float32) - self.center
-        logits: Floats = centred @ self.weights.T + self.bias
-        return logits
+        return (centred @ self.weights.T + self.bias).astype(np.float32, copy=False)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, for a file; the settings are a JSON text in bytes."""
