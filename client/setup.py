@@ -18,6 +18,7 @@ CHECKOUT = HERE.parent
 MODULES = {
     "serving.client": "client",
     "serving.teaching.client": "teaching",
+    "serving.teaching.calls": "teaching_calls",
     "serving.teaching.api.schemas": "teaching_schemas",
     "serving.quarantine.api.schemas": "quarantine_schemas",
     "serving.quarantine.records": "quarantine_records",

@@ -41,7 +41,8 @@ from serving.http.schemas import (
     Explain,
     ModelDescription,
 )
-from serving.teaching.client import AsyncTeaching, Call, Teaching
+from serving.teaching.calls import Call
+from serving.teaching.client import AsyncTeaching, Teaching
 
 Picture = bytes | str | os.PathLike[str] | Image.Image
 """The bytes of an image file, its path, or an image in memory."""
@@ -188,7 +189,7 @@ class Client(_BaseClient):
         """The requests of somebody who teaches the server, under a name that its log shows."""
 
         def send(call: Call[Any]) -> Any:
-            request, parse = self._call(call, admin_token, user), partial(_parse, call.result)
+            request, parse = self._call(call, admin_token, user), partial(_parse_called, call.result)
             return self._result(request, parse) if call.again else parse(_received(request, self._send(request)))
 
         return Teaching(send, _file)
@@ -249,7 +250,7 @@ class AsyncClient(_BaseClient):
         """The requests of somebody who teaches the server, under a name that its log shows."""
 
         async def send(call: Call[Any]) -> Any:
-            request, parse = self._call(call, admin_token, user), partial(_parse, call.result)
+            request, parse = self._call(call, admin_token, user), partial(_parse_called, call.result)
             if call.again:
                 return await self._result(request, parse)
             return parse(_received(request, await self._send(request)))
@@ -337,6 +338,14 @@ def _parse(model: type[Body], response: httpx.Response) -> Body:
         return model.model_validate_json(response.content, extra="ignore")
     except ValidationError:
         raise _unreadable(response) from None
+
+
+def _parse_called(result: type[Any], response: httpx.Response) -> Any:
+    if result is not bytes:
+        return _parse(result, response)
+    if response.status_code != 200:
+        raise _refusal(response)
+    return response.content
 
 
 _parse_answer, _parse_model = partial(_parse, Answer), partial(_parse, ModelDescription)

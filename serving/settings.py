@@ -188,6 +188,12 @@ class Settings(_Environment):
         return self.bundles is not None or self.admin_token is not None
 
     @property
+    def may_teach(self) -> bool:
+        """Whether everything that teaching needs is set; the bundle may still be one that cannot be taught."""
+        given = None not in (self.admin_token, self.quarantine_url, self.bundles)
+        return given and self.teach != "off"
+
+    @property
     def samples_folder(self) -> Path:
         """The images that the page offers; by default `samples` beside the bundle or on the shelf."""
         if self.samples is not None:

@@ -37,8 +37,13 @@ RUN_IMAGES = 24
 
 def picture(label: str, number: int) -> bytes:
     """A PNG file of a class: its own pattern, with noise; the same each time."""
-    pattern = np.random.default_rng([7, _NAMES.index(label)]).uniform(0, 255, (4, 4, 3)).repeat(8, 0).repeat(8, 1)
-    random = np.random.default_rng([11, _NAMES.index(label), number])
+    return drawn(_NAMES.index(label), number)
+
+
+def drawn(kind: int, number: int) -> bytes:
+    """The same of a kind that is a number, of which there are any number."""
+    pattern = np.random.default_rng([7, kind]).uniform(0, 255, (4, 4, 3)).repeat(8, 0).repeat(8, 1)
+    random = np.random.default_rng([11, kind, number])
     noisy = pattern + random.normal(0, 70, (8, 8, 3)).repeat(4, 0).repeat(4, 1) + random.normal(0, 40, pattern.shape)
     stored = io.BytesIO()
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(stored, "PNG")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from export.checks.lesson_remembering import lost_lessons
 from export.checks.trunk_remembering import compare_pooled
 from export.graph.evidence import Evidence
 from export.graph.notes import note
@@ -16,9 +17,8 @@ from serving.bundle.decision import NETWORK_NAMES, Array, Rule, Verdicts, decide
 from serving.bundle.directory import move_into_place
 from serving.bundle.layout import parts_of
 from serving.bundle.manifest import Bundle, load_bundle
-from serving.bundle.old_classes import MAX_LOSS, compare_classes
+from serving.bundle.old_classes import MAX_LOSS, LostKnown, compare_classes
 from serving.bundle.shelf import Shelf
-from training.measure.verdict import lower_share
 
 ROUNDING = 1e-3
 """The share of a task's largest logit by which rounding may change it if another decision scales it."""
@@ -60,13 +60,16 @@ def put_on_shelf(
 
 
 def check_remembers(before: Bundle, after: Bundle, evidence: Evidence, allowed: Allowed = DEFAULT) -> None:
-    """Raise a PublishError unless every earlier task gives the same bits as before, no larger share than alpha of the
-    known images is called unknown, and no earlier class loses more points of CIL to other classes than allowed.
+    """Raise a PublishError unless everything that was taught is there, every earlier task gives the same bits as
+    before, no larger share than alpha of the known images is called unknown, and no earlier class loses more points of
+    CIL to other classes than allowed.
 
     If the decision may be another one and is, the earlier tasks only have to give the same logits, but
     for the scale and shift that belong to a decision.
     """
     old, new = before.manifest, after.manifest
+    if lost := lost_lessons(old, new):
+        raise PublishError(lost)
     if [task.labels for task in new.tasks[: len(old.tasks)]] != [task.labels for task in old.tasks]:
         raise PublishError(f"version {old.version} has tasks that the new bundle lacks or has in another order")
     another = before.rule.score != after.rule.score
@@ -152,15 +155,16 @@ def _check_known(then: Verdicts, now: Verdicts, alpha: float, where: str, kind: 
 
     The scores of a new task count for all tasks, so that thresholds move a little with every task.
     """
-    known, lost = int(then.known.sum()), int((then.known & ~now.known).sum())
+    found = LostKnown.of(then.known, now.known, alpha)
     gained, moved = int((now.known & ~then.known).sum()), int((then.class_id != now.class_id).sum())
     note(
-        f"{where}of {len(then.known)} {kind} images of earlier tasks, {moved} get another label, {lost} of {known} "
-        f"known ones become unknown, {gained} unknown ones become known"
+        f"{where}of {found.images} {kind} images of earlier tasks, {moved} get another label, {found.lost} of "
+        f"{found.known} known ones become unknown, {gained} unknown ones become known"
     )
-    if known and lower_share(lost, known) > alpha and not lost_allowed:
+    if found.too_many and not lost_allowed:
         raise PublishError(
-            f"{where}{lost} of {known} known images would be called unknown; allowed: a share of {alpha:g}, or --force"
+            f"{where}{found.lost} of {found.known} known images would be called unknown; "
+            f"allowed: a share of {alpha:g}, or --force"
         )
 
 

@@ -11,7 +11,7 @@ from serving.bundle.decision import judge
 from serving.bundle.layout import trunk_name
 from serving.bundle.manifest import Bundle
 from serving.bundle.model import load_pooled
-from training.measure.verdict import lower_share
+from serving.bundle.old_classes import LostKnown
 
 Answers = NDArray[np.integer]
 NOTHING: Answers = np.empty((2, 0), int)
@@ -40,16 +40,16 @@ def compare_pooled(
         return None, NOTHING
     vectors = evidence.encoded[earlier]
     then, now = (judge(load_pooled(bundle).outputs(vectors), bundle.rule) for bundle in (before, after))
-    lost, images = int((then.known & ~now.known).sum()), len(vectors)
+    lost = LostKnown.of(then.known, now.known, after.rule.alpha)
     moved = int((then.class_id != now.class_id).sum())
     note(
-        f"pooled statistics change with every task: of {images} photos of earlier tasks, {int(then.known.sum())} were "
+        f"pooled statistics change with every task: of {lost.images} photos of earlier tasks, {lost.known} were "
         f"known and {int(now.known.sum())} are, {moved} get another label"
     )
-    alpha, known = after.rule.alpha, int(then.known.sum())
-    if known and lower_share(lost, known) > alpha and not lost_allowed:
+    if lost.too_many and not lost_allowed:
         return (
-            f"{lost} of {known} known photos would be called unknown; allowed: a share of {alpha:g}, or --force",
+            f"{lost.lost} of {lost.known} known photos would be called unknown; allowed: a share of {lost.alpha:g}, "
+            "or --force",
             NOTHING,
         )
     return None, np.stack([then.class_id, now.class_id])

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.arrays import read_arrays
-from serving.bundle.layout import lesson_name
+from serving.bundle.layout import STATISTICS, lesson_name
 from serving.bundle.pooled import ChoiceMemory, PooledSettings
 from serving.bundle.pooled.factors import ClassFactors
 
@@ -106,6 +106,15 @@ def taught_examples(folder: Path, lessons: int) -> dict[str, str]:
             digest: names["labels"][place] for digest, place in zip(names["digests"], classes.tolist(), strict=True)
         }
     return found
+
+
+def run_images(folder: Path, labels: Sequence[str]) -> dict[str, int]:
+    """label -> images that the run has learned it from, of the classes of the run, which are the first of the `labels`.
+
+    Reads no vector."""
+    with (folder / STATISTICS).open("rb") as file:
+        counts = read_arrays(file, only=("counts",))["counts"]
+    return dict(zip(labels, map(int, counts), strict=False))
 
 
 def archive(arrays: Arrays) -> bytes:

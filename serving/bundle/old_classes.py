@@ -1,9 +1,12 @@
-"""What a new task costs the classes that were learned before it: CIL per class, before and after, on validation images.
+"""What a new task costs the classes that were learned before it: CIL per class, before and after, on validation images,
+and how many images that were known are unknown afterwards.
 
 Learning a task changes no output of an earlier one, but the new classes compete with the old ones for every image. A
-new class of few images may take an old one's place although all old outputs are the same.
+new class of few images may take an old one's place although all old outputs are the same. The scores of a new task
+count for all tasks, so that thresholds move a little with every task.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +67,36 @@ class OldClasses:
         )
         unchecked = f"; not checked: {', '.join(map(repr, self.missing))}" if self.missing else ""
         return f"CIL of the earlier classes on {images} {kind} images: {before:.1f} % -> {after:.1f} %{unchecked}"
+
+
+@dataclass(frozen=True)
+class LostKnown:
+    """Of images of earlier classes, how many were known, and how many of these are called unknown now."""
+
+    images: int
+    known: int
+    lost: int
+    alpha: float
+    """The share of known images that may be called unknown."""
+
+    @classmethod
+    def of(cls, then: NDArray[np.bool_], now: NDArray[np.bool_], alpha: float) -> "LostKnown":
+        """Whether each image [n] was known, and is."""
+        return cls(len(then), int(then.sum()), int((then & ~now).sum()), alpha)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether the share that is lost is certainly larger than alpha."""
+        return self.known > 0 and lower_share(self.lost, self.known) > self.alpha
+
+
+def lower_share(count: int, total: int) -> float:
+    """The lower end of a share's one-sided 95 % confidence interval: Wilson's, with continuity correction."""
+    if count == 0:
+        return 0.0
+    share, square = count / total, SURE**2
+    root = math.sqrt(max(square - 2 - 1 / total + 4 * share * (total - count + 1), 0.0))
+    return max((2 * count + square - 1 - SURE * root) / (2 * (total + square)), 0.0)
 
 
 def _least_share(count: int, total: int) -> float:

@@ -50,6 +50,10 @@ class Extension:
         """[n, classes of the detector] of vectors [n, dim]."""
         return self._moved(self.detector.distances(encoded))
 
+    def expanded_distances(self, phi: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """[n, classes of the detector] of expanded vectors [n, length]."""
+        return self._moved(self.detector.expanded_distances(phi))
+
     def _moved(self, distances: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.where(self.used, distances * self.scale + self.shift, np.inf).astype(np.float32)
 
@@ -164,6 +168,17 @@ class PooledModel:
         for columns, group in self.consolidated:
             logits = group.sharpened(logits, columns, views)
         return {"logits": logits, "distances": distances}
+
+    def expanded_outputs(self, phi: NDArray[np.floating[Any]]) -> Outputs:
+        """The outputs of expanded vectors [n, length] by the statistics alone, without adapters.
+
+        All rows are computed at once, which is fast, and what stands in for images has no other form. Answers are never
+        computed in this way: the last bits depend on the other rows.
+        """
+        distances = np.concatenate([detector.expanded_distances(phi) for detector in self.detectors], axis=1)
+        for columns, extension in self.extensions:
+            distances[:, columns] = np.minimum(distances[:, columns], extension.expanded_distances(phi))
+        return {"logits": self.classifier.expanded_logits(phi), "distances": distances}
 
     def upright(self) -> PooledModel:
         """What can be computed from the upright image alone: without adapters if they read all rotations."""

@@ -33,7 +33,12 @@ def keeper_of(settings: Settings) -> Keeper | None:
 
     return Keeper(
         Store(settings.quarantine_url, settings.quarantine_images),
-        caps=Caps(settings.quarantine_max_items, settings.quarantine_max_bytes, settings.quarantine_max_days),
+        caps=Caps(
+            settings.quarantine_max_items,
+            settings.quarantine_max_bytes,
+            settings.quarantine_max_days,
+            labels_expire=not settings.may_teach,
+        ),
         audit_share=settings.quarantine_audit_share,
         queue=settings.quarantine_queue,
         durable=settings.quarantine_durable,

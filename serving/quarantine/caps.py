@@ -33,9 +33,11 @@ def usage(connection: Connection, *wanted: ColumnElement[bool]) -> Usage:
 def excess(connection: Connection, caps: Caps) -> dict[str, list[int]]:
     """Ids of items to remove, by the limit that they exceed: `days`, `items` or `bytes`."""
     latest = time.time() - DAY * caps.days
-    # The age of a labelled item counts from when it was labelled.
     labelled = items.c.state.in_(_LABELLED)
-    expired = (~labelled & (items.c.received_at < latest)) | (labelled & (items.c.labelled_at < latest))
+    expired = ~labelled & (items.c.received_at < latest)
+    if caps.labels_expire:
+        # The age of a labelled item counts from when it was labelled.
+        expired |= labelled & (items.c.labelled_at < latest)
     removed = {"days": list(connection.execute(select(items.c.id).where(expired)).scalars()), "items": [], "bytes": []}
     stored = usage(connection, ~expired)
     too_many, too_much = stored.items - caps.items, stored.bytes - caps.bytes

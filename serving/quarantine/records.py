@@ -180,6 +180,8 @@ class Caps:
     items: int = 10_000
     bytes: int = 1024**3
     days: float = 30.0
+    labels_expire: bool = True
+    """Whether `days` holds for labelled items as well. A server that is taught learns from them again and again."""
 
     def __post_init__(self) -> None:
         if self.items < 1 or self.bytes < 1 or not self.days > 0:

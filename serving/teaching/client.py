@@ -15,127 +15,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from serving.quarantine.api.schemas import Changed
+from serving.quarantine.api.schemas import Changed, ItemList, Merged, Overview
+from serving.teaching import calls
 from serving.teaching.api import schemas
+from serving.teaching.calls import Call
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T", bound=BaseModel | bytes)
 
 POLL = 0.2
 """Seconds between two looks at a job."""
-FILE = "application/octet-stream"
-
-
-@dataclass(frozen=True)
-class Call(Generic[T]):
-    """One request and the type of its response."""
-
-    result: type[T]
-    method: Literal["GET", "POST"]
-    path: str
-    params: dict[str, Any] = field(default_factory=dict)
-    json: dict[str, Any] | None = None
-    content: bytes | None = None
-    content_type: str | None = None
-    again: bool = True
-    """Whether it may be sent twice."""
-
-
-def status() -> Call[schemas.TeachStatus]:
-    return Call(schemas.TeachStatus, "GET", "/teach/status")
-
-
-def job(number: int) -> Call[schemas.TeachingJob]:
-    return Call(schemas.TeachingJob, "GET", f"/teach/jobs/{number}")
-
-
-def classes(examples: int) -> Call[schemas.ClassList]:
-    return Call(schemas.ClassList, "GET", "/teach/classes", {"examples": examples})
-
-
-def create(label: str) -> Call[schemas.ClassChanged]:
-    return _change(schemas.ClassChanged, "/teach/classes", label=label)
-
-
-def rename(label: str, to: str) -> Call[schemas.ClassChanged]:
-    return _change(schemas.ClassChanged, "/teach/classes/rename", label=label, to=to)
-
-
-def merge(labels: Sequence[str], into: str) -> Call[schemas.ClassChanged]:
-    return _change(schemas.ClassChanged, "/teach/classes/merge", labels=list(labels), into=into)
-
-
-def delete(label: str, examples: Literal["keep", "delete"]) -> Call[schemas.ClassChanged]:
-    return _change(schemas.ClassChanged, "/teach/classes/delete", label=label, examples=examples)
-
-
-def examples(
-    label: str | None, state: Literal["any", "waiting", "learned"], after: int, limit: int
-) -> Call[schemas.ExampleList]:
-    given = {"state": state, "after": after, "limit": limit} | ({} if label is None else {"label": label})
-    return Call(schemas.ExampleList, "GET", "/teach/examples", given)
-
-
-def add(label: str | None, content: bytes) -> Call[schemas.AddedExample]:
-    given = {} if label is None else {"label": label}
-    return Call(schemas.AddedExample, "POST", "/teach/examples", given, content=content, content_type=FILE)
-
-
-def label(ids: Sequence[int], name: str) -> Call[Changed]:
-    return _change(Changed, "/teach/examples/label", again=True, ids=list(ids), label=name)
-
-
-def label_group(group: int, name: str) -> Call[Changed]:
-    return _change(Changed, "/teach/examples/label", again=True, group=group, label=name)
-
-
-def remove(ids: Sequence[int]) -> Call[Changed]:
-    return _change(Changed, "/teach/examples/remove", again=True, ids=list(ids))
-
-
-def feedback(item: int, right: bool, name: str | None) -> Call[Changed]:
-    given: dict[str, Any] = {} if name is None else {"label": name}
-    return _change(Changed, "/teach/feedback", again=True, id=item, right=right, **given)
-
-
-def group() -> Call[schemas.TeachingJob]:
-    return _change(schemas.TeachingJob, "/teach/group")
-
-
-def learn(accept: bool, force: bool) -> Call[schemas.TeachingJob]:
-    return _change(schemas.TeachingJob, "/teach/learn", accept=accept, force=force)
-
-
-def accept(number: int, force: bool) -> Call[schemas.Accepted]:
-    return _change(schemas.Accepted, "/teach/accept", again=True, job=number, force=force)
-
-
-def discard(number: int) -> Call[schemas.TeachingJob]:
-    return _change(schemas.TeachingJob, "/teach/discard", again=True, job=number)
-
-
-def versions() -> Call[schemas.VersionList]:
-    return Call(schemas.VersionList, "GET", "/teach/versions")
-
-
-def roll_back(version: str) -> Call[schemas.Accepted]:
-    return _change(schemas.Accepted, "/teach/rollback", again=True, version=version)
-
-
-def log(limit: int) -> Call[schemas.Log]:
-    return Call(schemas.Log, "GET", "/teach/log", {"limit": limit})
-
-
-def import_archive(content: bytes) -> Call[schemas.Imported]:
-    return Call(schemas.Imported, "POST", "/teach/import", content=content, content_type="application/zip")
-
-
-def _change(result: type[T], path: str, again: bool = False, **body: Any) -> Call[T]:
-    return Call(result, "POST", path, json=body, again=again)
 
 
 class Teaching:
@@ -146,27 +38,27 @@ class Teaching:
 
     def status(self) -> schemas.TeachStatus:
         """Whether the server can be taught, what waits, and the job that runs."""
-        return self._do(status())
+        return self._do(calls.status())
 
     def classes(self, examples: int = 6) -> schemas.ClassList:
         """All classes, with counts and some examples."""
-        return self._do(classes(examples))
+        return self._do(calls.classes(examples))
 
     def create(self, label: str) -> schemas.ClassChanged:
         """Begin a class that has no example yet."""
-        return self._do(create(label))
+        return self._do(calls.create(label))
 
     def rename(self, label: str, to: str) -> schemas.ClassChanged:
         """Give a class another name."""
-        return self._do(rename(label, to))
+        return self._do(calls.rename(label, to))
 
     def merge(self, labels: Sequence[str], into: str) -> schemas.ClassChanged:
         """Make the examples of classes those of another class."""
-        return self._do(merge(labels, into))
+        return self._do(calls.merge(labels, into))
 
     def delete(self, label: str, *, examples: Literal["keep", "delete"] = "keep") -> schemas.ClassChanged:
         """Take a class out, as if it had never been learned."""
-        return self._do(delete(label, examples))
+        return self._do(calls.delete(label, examples))
 
     def examples(
         self,
@@ -177,43 +69,79 @@ class Teaching:
         limit: int = 100,
     ) -> schemas.ExampleList:
         """Labelled images."""
-        return self._do(examples(label, state, after, limit))
+        return self._do(calls.examples(label, state, after, limit))
 
     def add(self, label: str | None, image: Any) -> schemas.AddedExample:
         """Store an image as an example of a class, or without a label."""
-        return self._do(add(label, self._read(image)))
+        return self._do(calls.add(label, self._read(image)))
 
     def label(self, ids: Sequence[int], name: str) -> Changed:
         """Make images of the quarantine examples of a class."""
-        return self._do(label(ids, name))
+        return self._do(calls.label(ids, name))
 
     def label_group(self, group: int, name: str) -> Changed:
         """Make all images of a group examples of a class."""
-        return self._do(label_group(group, name))
+        return self._do(calls.label_group(group, name))
 
     def remove(self, ids: Sequence[int]) -> Changed:
         """Make images no longer examples; the next lesson takes them out."""
-        return self._do(remove(ids))
+        return self._do(calls.remove(ids))
 
     def right(self, item: int) -> Changed:
         """The answer for an image in the quarantine was right."""
-        return self._do(feedback(item, True, None))
+        return self._do(calls.feedback(item, True, None))
 
     def wrong(self, item: int, label: str) -> Changed:
         """The answer for an image in the quarantine was wrong: it shows this class."""
-        return self._do(feedback(item, False, label))
+        return self._do(calls.feedback(item, False, label))
 
     def group(self) -> schemas.TeachingJob:
         """Start grouping the unlabelled images."""
-        return self._do(group())
+        return self._do(calls.group())
+
+    def groups(self, items: int = 24) -> Overview:
+        """The groups, each with its first images, and the images in no group; `items` of each, at most 500."""
+        return self._do(calls.groups(items))
+
+    def items(self, group: int, *, after: int = 0, limit: int = 100) -> ItemList:
+        """The images of a group."""
+        return self._do(calls.items(group, after, limit))
+
+    def loose(self, *, after: int = 0, limit: int = 100) -> schemas.LooseList:
+        """Unlabelled images in no group, with the group that each resembles."""
+        return self._do(calls.loose(after, limit))
+
+    def image(self, item: int) -> bytes:
+        """The file of an image as it was sent."""
+        return self._do(calls.image(item))
+
+    def split(self, ids: Sequence[int]) -> schemas.SplitGroup:
+        """Make images a group of their own."""
+        return self._do(calls.split(ids))
+
+    def move(self, ids: Sequence[int], group: int | None) -> Changed:
+        """Move images to a group, or out of their groups."""
+        return self._do(calls.move(ids, group))
+
+    def merge_groups(self, groups: Sequence[int]) -> Merged:
+        """Move the images of groups to the first of them."""
+        return self._do(calls.merge_groups(groups))
+
+    def junk(self, ids: Sequence[int]) -> Changed:
+        """Mark images as useless."""
+        return self._do(calls.junk(ids))
+
+    def junk_group(self, group: int) -> Changed:
+        """Mark all images of a group as useless."""
+        return self._do(calls.junk_group(group))
 
     def learn(self, *, accept: bool = False, force: bool = False) -> schemas.TeachingJob:
         """Start learning what is labelled."""
-        return self._do(learn(accept, force))
+        return self._do(calls.learn(accept, force))
 
     def job(self, number: int) -> schemas.TeachingJob:
         """A job, with its progress and its result."""
-        return self._do(job(number))
+        return self._do(calls.job(number))
 
     def wait(self, started: schemas.TeachingJob, timeout: float = 300.0) -> schemas.TeachingJob:
         """The job when it has ended; a TimeoutError if that takes too long."""
@@ -226,27 +154,31 @@ class Teaching:
 
     def accept(self, number: int, *, force: bool = False) -> schemas.Accepted:
         """Publish the candidate of a job."""
-        return self._do(accept(number, force))
+        return self._do(calls.accept(number, force))
 
     def discard(self, number: int) -> schemas.TeachingJob:
         """Remove the candidate of a job."""
-        return self._do(discard(number))
+        return self._do(calls.discard(number))
 
     def versions(self) -> schemas.VersionList:
         """The versions on the shelf."""
-        return self._do(versions())
+        return self._do(calls.versions())
 
     def roll_back(self, version: str) -> schemas.Accepted:
         """Serve a version of the shelf again."""
-        return self._do(roll_back(version))
+        return self._do(calls.roll_back(version))
 
     def log(self, limit: int = 100) -> schemas.Log:
         """Who did what, the latest first."""
-        return self._do(log(limit))
+        return self._do(calls.log(limit))
 
     def import_archive(self, content: bytes) -> schemas.Imported:
         """Add the labelled images of a zip archive."""
-        return self._do(import_archive(content))
+        return self._do(calls.import_archive(content))
+
+    def export_archive(self, format: calls.ExportFormat = "folders", label: str | None = None) -> bytes:
+        """A zip archive of labels and images, of one class or of all."""
+        return self._do(calls.export_archive(format, label))
 
     def _do(self, call: Call[T]) -> T:
         found: T = self._send(call)
@@ -260,22 +192,22 @@ class AsyncTeaching:
         self._send, self._read = send, read
 
     async def status(self) -> schemas.TeachStatus:
-        return await self._do(status())
+        return await self._do(calls.status())
 
     async def classes(self, examples: int = 6) -> schemas.ClassList:
-        return await self._do(classes(examples))
+        return await self._do(calls.classes(examples))
 
     async def create(self, label: str) -> schemas.ClassChanged:
-        return await self._do(create(label))
+        return await self._do(calls.create(label))
 
     async def rename(self, label: str, to: str) -> schemas.ClassChanged:
-        return await self._do(rename(label, to))
+        return await self._do(calls.rename(label, to))
 
     async def merge(self, labels: Sequence[str], into: str) -> schemas.ClassChanged:
-        return await self._do(merge(labels, into))
+        return await self._do(calls.merge(labels, into))
 
     async def delete(self, label: str, *, examples: Literal["keep", "delete"] = "keep") -> schemas.ClassChanged:
-        return await self._do(delete(label, examples))
+        return await self._do(calls.delete(label, examples))
 
     async def examples(
         self,
@@ -285,34 +217,61 @@ class AsyncTeaching:
         after: int = 0,
         limit: int = 100,
     ) -> schemas.ExampleList:
-        return await self._do(examples(label, state, after, limit))
+        return await self._do(calls.examples(label, state, after, limit))
 
     async def add(self, label: str | None, image: Any) -> schemas.AddedExample:
-        return await self._do(add(label, await self._read(image)))
+        return await self._do(calls.add(label, await self._read(image)))
 
     async def label(self, ids: Sequence[int], name: str) -> Changed:
-        return await self._do(label(ids, name))
+        return await self._do(calls.label(ids, name))
 
     async def label_group(self, group: int, name: str) -> Changed:
-        return await self._do(label_group(group, name))
+        return await self._do(calls.label_group(group, name))
 
     async def remove(self, ids: Sequence[int]) -> Changed:
-        return await self._do(remove(ids))
+        return await self._do(calls.remove(ids))
 
     async def right(self, item: int) -> Changed:
-        return await self._do(feedback(item, True, None))
+        return await self._do(calls.feedback(item, True, None))
 
     async def wrong(self, item: int, label: str) -> Changed:
-        return await self._do(feedback(item, False, label))
+        return await self._do(calls.feedback(item, False, label))
 
     async def group(self) -> schemas.TeachingJob:
-        return await self._do(group())
+        return await self._do(calls.group())
+
+    async def groups(self, items: int = 24) -> Overview:
+        return await self._do(calls.groups(items))
+
+    async def items(self, group: int, *, after: int = 0, limit: int = 100) -> ItemList:
+        return await self._do(calls.items(group, after, limit))
+
+    async def loose(self, *, after: int = 0, limit: int = 100) -> schemas.LooseList:
+        return await self._do(calls.loose(after, limit))
+
+    async def image(self, item: int) -> bytes:
+        return await self._do(calls.image(item))
+
+    async def split(self, ids: Sequence[int]) -> schemas.SplitGroup:
+        return await self._do(calls.split(ids))
+
+    async def move(self, ids: Sequence[int], group: int | None) -> Changed:
+        return await self._do(calls.move(ids, group))
+
+    async def merge_groups(self, groups: Sequence[int]) -> Merged:
+        return await self._do(calls.merge_groups(groups))
+
+    async def junk(self, ids: Sequence[int]) -> Changed:
+        return await self._do(calls.junk(ids))
+
+    async def junk_group(self, group: int) -> Changed:
+        return await self._do(calls.junk_group(group))
 
     async def learn(self, *, accept: bool = False, force: bool = False) -> schemas.TeachingJob:
-        return await self._do(learn(accept, force))
+        return await self._do(calls.learn(accept, force))
 
     async def job(self, number: int) -> schemas.TeachingJob:
-        return await self._do(job(number))
+        return await self._do(calls.job(number))
 
     async def wait(self, started: schemas.TeachingJob, timeout: float = 300.0) -> schemas.TeachingJob:
         async with asyncio.timeout(timeout):
@@ -321,22 +280,25 @@ class AsyncTeaching:
         return found
 
     async def accept(self, number: int, *, force: bool = False) -> schemas.Accepted:
-        return await self._do(accept(number, force))
+        return await self._do(calls.accept(number, force))
 
     async def discard(self, number: int) -> schemas.TeachingJob:
-        return await self._do(discard(number))
+        return await self._do(calls.discard(number))
 
     async def versions(self) -> schemas.VersionList:
-        return await self._do(versions())
+        return await self._do(calls.versions())
 
     async def roll_back(self, version: str) -> schemas.Accepted:
-        return await self._do(roll_back(version))
+        return await self._do(calls.roll_back(version))
 
     async def log(self, limit: int = 100) -> schemas.Log:
-        return await self._do(log(limit))
+        return await self._do(calls.log(limit))
 
     async def import_archive(self, content: bytes) -> schemas.Imported:
-        return await self._do(import_archive(content))
+        return await self._do(calls.import_archive(content))
+
+    async def export_archive(self, format: calls.ExportFormat = "folders", label: str | None = None) -> bytes:
+        return await self._do(calls.export_archive(format, label))
 
     async def _do(self, call: Call[T]) -> T:
         found: T = await self._send(call)

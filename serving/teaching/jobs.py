@@ -30,6 +30,8 @@ SHOWN_EVERY, LOST_AFTER = 2.0, 30.0
 """Seconds between two signs of life of a job, and after which it counts as lost."""
 PUBLISHED_WITHIN = 20.0
 """Seconds after its end in which a job that publishes itself is not discarded by the next one."""
+REPLACED = "replaced by a later job"
+"""The last step of a job that was discarded by the next one, and not by a person."""
 LOST = "the process that ran it has ended; start it again"
 
 
@@ -92,7 +94,7 @@ class Jobs:
                 for row in connection.execute(select(jobs).where(waiting, jobs.c.ended_at > now - PUBLISHED_WITHIN)):
                     if row.base == base and _record(row).asks:
                         raise JobBusyError(f"job {row.id} ({row.kind}) of {row.who}, which is being published")
-                connection.execute(update(jobs).where(waiting).values(state="discarded"))
+                connection.execute(update(jobs).where(waiting).values(state="discarded", step=REPLACED))
             values = {
                 "kind": kind,
                 "state": "running",
@@ -125,6 +127,13 @@ class Jobs:
             recent = select(jobs.c.id).where(jobs.c.started_at > time.time() - within).order_by(jobs.c.id.desc())
             found = connection.execute(open_jobs).scalar() or connection.execute(recent).scalar()
         return None if found is None else self.get(found)
+
+    def replacing(self, job: JobRecord) -> JobRecord | None:
+        """The job by whose begin another one was discarded; None if a person discarded it."""
+        later = (jobs.c.id > job.id) & (jobs.c.kind != "group")
+        with self._database.reading() as connection:
+            found = connection.execute(select(jobs).where(later).order_by(jobs.c.id).limit(1)).first()
+        return None if found is None or job.step != REPLACED else _record(found)
 
     def waiting(self) -> list[JobRecord]:
         """Learned and neither accepted nor discarded."""

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import cached_property
@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from serving import errors
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST, STATISTICS
-from serving.bundle.lessons import taught_examples
+from serving.bundle.lessons import run_images, taught_examples
 from serving.bundle.manifest import Manifest, load_bundle
 from serving.bundle.shelf import Shelf
 from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
+from serving.teaching.auto_job import follow_rollback
+from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
 from serving.teaching.lesson_job import Wanted, withdrawn
@@ -83,6 +85,7 @@ class Teacher:
         self._settings, self.store, self._swaps = settings, store, swaps
         self._shelf = None if settings.bundles is None else Shelf(settings.bundles)
         self._taught: tuple[str, dict[str, str]] | None = None
+        self._of_run: tuple[str, dict[str, int]] | None = None
         self._latest: tuple[str, Manifest] | None = None
         self._versions: dict[str, ShelvedVersion] = {}
         self._lock = threading.Lock()
@@ -122,6 +125,16 @@ class Teacher:
         waiting = tuple(each for digest, each in labelled.items() if digest not in taught or digest in out)
         return Pending(waiting, tuple(removed), taught)
 
+    def images(self) -> dict[str, int]:
+        """How many images the served classes were learned from, by label: those of the run and the taught examples."""
+        name, kept = self._current_name(), self._of_run
+        if kept is None or kept[0] != name:
+            manifest = self._manifest(name)
+            folder = self._need_shelf().folder / name
+            kept = name, run_images(folder, manifest.labels) if STATISTICS in manifest.files else {}
+            self._of_run = kept
+        return dict(Counter(kept[1]) + Counter(self._taught_by_current().values()))
+
     def learn(self, who: str, wanted: Wanted, *, accept: bool = False, force: bool = False) -> JobRecord:
         """Start a job that learns what is labelled, or changes classes."""
         self._check_on()
@@ -148,7 +161,7 @@ class Teacher:
             raise errors.JobStateError("the job cannot be accepted", got=got, allowed="a job that has learned")
         if not (force or (job.result or {}).get("gate", False)):
             raise errors.GateError(
-                "earlier classes would lose too much", got=_worse(job), allowed="force, or other examples"
+                "earlier classes would lose too much", got=objections(job), allowed="force, or other examples"
             )
         self._check_base(job)
         published = self._publish(job.candidate, job.base)
@@ -175,7 +188,9 @@ class Teacher:
             raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
         before = self._current_name()
         published = self._publish(known[version], before)
-        self.store.settle(self._manifest(known[version]).labels, version, who, f"instead of {before}")
+        manifest = self._manifest(known[version])
+        self.store.settle(manifest.labels, version, who, f"instead of {before}")
+        follow_rollback(self.store, self._need_shelf().folder / known[version], manifest)
         return published
 
     def versions(self) -> list[ShelvedVersion]:
@@ -218,7 +233,7 @@ class Teacher:
     def refusal(self, job: JobRecord) -> str | None:
         """Why a job that is done will not be published by itself; None if it may be."""
         if not (job.request.get("force") or (job.result or {}).get("gate", False)):
-            return f"the gate objects, because {_worse(job)} would lose too much"
+            return f"the gate objects, because {objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
             return "another version was published meanwhile"
         if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
@@ -305,10 +320,8 @@ class Teacher:
 
     def _since(self, job: JobRecord) -> str:
         """Who began another lesson after a job that nobody had accepted, which was discarded by that."""
-        latest = self.jobs.latest()
-        if job.state != "discarded" or latest is None or latest.id == job.id:
-            return ""
-        return f", because {latest.who} began job {latest.id}, which learns all that is labelled"
+        later = self.jobs.replacing(job) if job.state == "discarded" else None
+        return "" if later is None else replaced(job, later)
 
     def _note(self, job: JobRecord, who: str) -> None:
         """Note in the store that a job's candidate is served: labels follow, and the job is accepted."""
@@ -393,26 +406,3 @@ def _made_by(job: JobRecord, folder: Path) -> bool:
         return folder.stat().st_ctime >= job.started_at
     except OSError:
         return False
-
-
-def described(job: JobRecord) -> str:
-    """What a learn job has changed, in a few words."""
-    result = job.result or {}
-    parts = []
-    new = [each["label"] for each in result.get("classes", ()) if each["new"]]
-    more = [each["label"] for each in result.get("classes", ()) if not each["new"]]
-    for verb, labels in (("learned", new), ("changed the examples of", more), ("deleted", result.get("deleted", ()))):
-        if labels:
-            parts.append(f"{verb} {_some(labels)}")
-    for verb, names in (("renamed", result.get("renamed", {})), ("merged", result.get("merged", {}))):
-        parts += [f"{verb} {old} to {new}" for old, new in names.items()]
-    return "; ".join(parts) or job.kind
-
-
-def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:5]) + (f" and {len(labels) - 5} more" if len(labels) > 5 else "")
-
-
-def _worse(job: JobRecord) -> str:
-    """The classes that the gate objects to."""
-    return ", ".join(repr(each["label"]) for each in (job.result or {}).get("old_classes", {}).get("worse", ()))

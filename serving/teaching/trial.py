@@ -2,8 +2,9 @@
 
 No image of the run is at hand. Its classes are judged by stand-ins (`ClassFactor.stand_ins`), vectors with the same
 mean and covariance as their images. Examples and stand-ins are left out of the statistics one by one, before the lesson
-and after it: an image that has shaped the statistics would always be recognised. The gate is that of publishing
-(`serving/bundle/old_classes.py`).
+and after it: an image that has shaped the statistics would always be recognised. The same vectors are judged as known
+or unknown before and after. The gate is that of publishing (`serving/bundle/old_classes.py`): no class loses too many
+of its images to other classes, and no larger share than alpha of what was known becomes unknown.
 
 Adapters are left out of it, because they cannot be learned without one image in closed form.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.decision import Rule, Verdicts, judge
-from serving.bundle.old_classes import MAX_LOSS, OldClasses, compare_classes
+from serving.bundle.old_classes import MAX_LOSS, LostKnown, OldClasses, compare_classes
 from serving.bundle.pooled import PooledSettings, Statistics
 from serving.bundle.pooled.left_out import LeftOut, LeftOutDiscriminant, LeftOutRidge
 from serving.bundle.run_verdict import TaughtGrade, TaughtVerdict
@@ -118,6 +119,8 @@ class Trial:
     old: OldClasses
     worse: tuple[str, ...]
     """Earlier classes that the gate objects to."""
+    lost_known: LostKnown
+    """Of stand-ins and examples of earlier classes; the gate objects to too many lost ones."""
     taught: tuple[TaughtVerdict, ...]
     """Of all classes with examples, whether they changed or not."""
     waiting: int
@@ -125,6 +128,11 @@ class Trial:
     waiting_known: dict[str, int]
     """... and how many of them would be known now, by their label."""
     rejects_unknown: bool
+
+    @property
+    def gate(self) -> bool:
+        """Whether the candidate may be published without a person's decision."""
+        return not (self.worse or self.lost_known.too_many)
 
 
 def try_out(
@@ -156,6 +164,7 @@ def try_out(
         classes,
         old,
         tuple(each.label for each in old.worse(MAX_LOSS)),
+        _lost_known(earlier, after, rules),
         _verdicts(later),
         len(unknown),
         dict(found.most_common()),
@@ -220,6 +229,27 @@ def _compare(earlier: LeftOutAnswers, later: LeftOutAnswers) -> OldClasses:
         tuple(each for each in found.measured if each.label in kept),
         tuple(label for label in found.missing if label in kept),
     )
+
+
+def _lost_known(earlier: LeftOutAnswers, after: Knowledge, rules: tuple[Rule, Rule]) -> LostKnown:
+    """What becomes unknown of the images of classes that both have, by the detectors, which have seen them.
+
+    Examples that are taken out of the model are not counted: nobody wants them to be known.
+    """
+    evidence, kept = earlier.evidence, set(after.curriculum.examples())
+    rows = [
+        row
+        for row, (column, name) in enumerate(zip(evidence.ids, evidence.names, strict=True))
+        if earlier.names[column] in after.labels and (not name or name in kept)
+    ]
+    if not rows:
+        return LostKnown(0, 0, 0, rules[1].alpha)
+    phi = evidence.phi[rows]
+    then, now = (
+        judge(knowledge.model.expanded_outputs(phi), rule).known
+        for knowledge, rule in zip((earlier.knowledge, after), rules, strict=True)
+    )
+    return LostKnown.of(then, now, rules[1].alpha)
 
 
 def _class_trial(label: str, earlier: LeftOutAnswers, later: LeftOutAnswers, rule: Rule) -> ClassTrial:

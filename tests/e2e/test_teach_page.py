@@ -36,7 +36,7 @@ from tests.helpers_serving import (
     saved,
     serving,
 )
-from tests.helpers_teaching import picture, pictures, write_bundle
+from tests.helpers_teaching import RUN_IMAGES, picture, pictures, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -245,6 +245,21 @@ def test_unknown_images_are_grouped_named_learned_and_known_while_requests_go_on
         assert before[label].count(label) == 0
         assert after[label].count(label) >= 8
     assert after["ant"].count("ant") >= before["ant"].count("ant") - 1
+
+
+def test_a_new_class_is_made_and_taken_back(page: Page) -> None:
+    tab(page, "classes")
+    ant = of_class(page, "ant").inner_text()
+    assert f"learned from {RUN_IMAGES} images" in ant
+    assert "no pictures, because training photos are not stored" in ant
+    page.get_by_test_id("class-new").click()
+    page.get_by_test_id("sure-count").fill("yeti")
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Made the class “yeti”.")
+    tab(page, "classes")
+    of_class(page, "yeti").wait_for()
+    undo(page)
+    of_class(page, "yeti").wait_for(state="detached")
 
 
 def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server) -> None:
@@ -515,6 +530,21 @@ def with_status(page: Page, **changes: Any) -> None:
         route.fulfill(json={**route.fetch().json(), **changes})
 
     page.route(re.compile("/teach/status"), tell)
+
+
+def test_the_gate_names_known_images_that_would_become_unknown(page: Page) -> None:
+    known = {"images": 200, "known": 190, "lost": 40, "alpha": 0.05, "too_many": True}
+    old = {**LEARNED["old_classes"], "worse": []}
+    with_status(page, job={**JOB, "learned": {**LEARNED, "old_classes": old, "known_images": known}})
+    tab(page, "learn")
+    page.reload()
+    objection = page.get_by_test_id("objection")
+    objection.wait_for()
+    text = objection.inner_text().replace("\u00a0", " ")
+    assert "The lesson would make 40 of 190 known images unknown." in text
+    assert "At most 5 % of the known images may become unknown." in text
+    assert "worse" not in text
+    page.get_by_role("button", name="Accept anyway").wait_for()
 
 
 def test_the_gate_objects_in_plain_words_and_can_be_overruled(page: Page, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from serving.bundle.decision import Outputs, Rule, Verdicts, judge
+from serving.bundle.old_classes import lower_share
 from serving.bundle.run_verdict import Grade, PartVerdict, RunVerdict, summarise
 from training.measure.metrics import right_within_task, task_of
 
@@ -106,15 +107,6 @@ class Separation:
         separated = self.auroc >= GOOD_AUROC and self.lower >= SURE_AUROC
         decided = self.rejected_unknown >= GOOD_REJECTED and self.rejected_known <= MOST_ALPHAS * alpha
         return "good" if separated and decided else "weak"
-
-
-def lower_share(right: int, images: int) -> float:
-    """The lower end of a share's one-sided 95 % confidence interval: Wilson's, with continuity correction."""
-    if right == 0:
-        return 0.0
-    share, square = right / images, CONFIDENCE**2
-    root = math.sqrt(max(square - 2 - 1 / images + 4 * share * (images - right + 1), 0.0))
-    return max((2 * right + square - 1 - CONFIDENCE * root) / (2 * (images + square)), 0.0)
 
 
 def auroc_error(auroc: float, known: int, unknown: int) -> float:

@@ -78,6 +78,11 @@ class PooledClassifier:
         logits: Floats = self.weights @ (phi[: len(self.center)] - self.center) + self.bias
         return logits
 
+    def expanded_logits(self, phi: Array) -> Floats:
+        """[n, classes] of expanded vectors [n, length], all at once; the last bits depend on how many there are."""
+        centred = np.asarray(phi[:, : len(self.center)], np.float32) - self.center
+        return (centred @ self.weights.T + self.bias).astype(np.float32, copy=False)
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, for a file; the settings are a JSON text in bytes."""
         return {

@@ -75,6 +75,13 @@ class Detector:
         distances: Floats = along @ along + self.weights @ centred + self.bias
         return distances
 
+    def expanded_distances(self, phi: Array) -> Floats:
+        """[n, classes] of expanded vectors [n, length], all at once; the last bits depend on how many there are."""
+        centred = np.asarray(phi[:, : len(self.center)], np.float32) - self.center
+        along = centred[:, : self.projection.dim] @ self.rows.T
+        distances: Floats = (along * along).sum(axis=1)[:, None] + centred @ self.weights.T + self.bias
+        return distances
+
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, for a file."""
         return {

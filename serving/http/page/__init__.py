@@ -87,9 +87,7 @@ async def docs() -> Response:
 @router.get("/features")
 def features() -> Response:
     """The features that the page may offer. Whether teaching works is in /teach/status, which needs the token."""
-    settings = Settings.from_environment()
-    given = None not in (settings.admin_token, settings.quarantine_url, settings.bundles)
-    return JSONResponse({"teach": given and settings.teach != "off"}, headers=FRESH)
+    return JSONResponse({"teach": Settings.from_environment().may_teach}, headers=FRESH)
 
 
 @router.get("/samples")

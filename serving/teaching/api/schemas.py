@@ -51,6 +51,16 @@ class OldClassesResult(ApiModel):
     missing: tuple[str, ...] = field("classes that nothing could be compared of", [])
 
 
+class KnownImagesResult(ApiModel):
+    """How many known images of earlier classes a lesson would make unknown."""
+
+    images: int = field("images of earlier classes, or vectors that stand in for them", 1500)
+    known: int = field("how many of them the served model accepts as known", 1430)
+    lost: int = field("how many of these the candidate calls unknown", 12)
+    alpha: float = field("share that may become unknown", 0.05)
+    too_many: bool = field("whether certainly a larger share does: the gate objects", False)
+
+
 class LearnResult(ApiModel):
     """What a candidate would change."""
 
@@ -63,7 +73,10 @@ class LearnResult(ApiModel):
     renamed: dict[str, str] = field("classes with another name", {})
     merged: dict[str, str] = field("classes whose examples become those of another one", {})
     old_classes: OldClassesResult
-    gate: bool = field("whether no earlier class loses too much", True)
+    known_images: KnownImagesResult | None = Field(
+        default=None, description="what becomes unknown; null in a result of an earlier version"
+    )
+    gate: bool = field("whether no earlier class loses too much, and not too many known images become unknown", True)
     max_loss: float = field("points that an earlier class may lose", 5.0)
     waiting_unknown: int = field("unlabelled images that the served model does not know", 120)
     waiting_known: int = field("how many of them the candidate knows", 80)
@@ -157,6 +170,7 @@ class ClassEntry(ApiModel):
     in_model: bool = field("whether the served model has it", True)
     task: int | None = field("number of its task", 3)
     origin: Literal["fit", "taught", "waiting"] = field("learned by a run, taught, or not learned yet", "taught")
+    images: int = field("images that the served model has learned it from, those of the run included", 12)
     learned: int = field("examples that the served model was taught", 12)
     waiting: int = field("examples that the next lesson adds", 3)
     removed: int = field("examples that the next lesson takes out", 0)

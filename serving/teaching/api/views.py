@@ -10,10 +10,11 @@ from serving.http.schemas import ModelName
 from serving.quarantine.api.overview import entry_of
 from serving.quarantine.records import Example, Item
 from serving.teaching.api import schemas
-from serving.teaching.auto_job import is_made_up
+from serving.teaching.auto_job import made_up
 from serving.teaching.curriculum import LEAST
+from serving.teaching.job_texts import described
 from serving.teaching.jobs import JobRecord
-from serving.teaching.teacher import Pending, Teacher, described
+from serving.teaching.teacher import Pending, Teacher
 from serving.teaching.trial import ENOUGH
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def status_view(teacher: Teacher, served: Manifest, who: str, *, auto: bool) -> 
         unknown=teacher.store.count_new(),
         minimum=ENOUGH,
         least=LEAST,
-        unnamed=tuple(label for label in served.labels if is_made_up(label)),
+        unnamed=tuple(label for label in served.labels if label in made_up(served.lessons)),
         job=None if job is None else job_view(job),
     )
 
@@ -81,6 +82,7 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
     verdicts = {each.label: each for each in manifest.taught}
     task_of = {label: task.task for task in manifest.tasks for label in task.labels}
     taught_tasks = {lesson.task for lesson in manifest.lessons}
+    images = teacher.images()
     taught, removed = Counter(pending.taught.values()), Counter(pending.taught[name] for name in pending.removed)
     found = []
     for label in dict.fromkeys([*by_label, *drafts, *task_of]):
@@ -93,6 +95,7 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
                 in_model=task is not None,
                 task=task,
                 origin="waiting" if task is None else "taught" if task in taught_tasks else "fit",
+                images=images.get(label, 0),
                 learned=taught[label],
                 waiting=sum(each.id in waiting for each in own),
                 removed=removed[label],

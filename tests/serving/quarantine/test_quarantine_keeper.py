@@ -264,6 +264,21 @@ def test_the_store_needs_neither_bentoml_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.parametrize(("teach", "expire"), [("on", False), ("auto", False), ("off", True)])
+def test_labels_expire_unless_the_server_can_be_taught(tmp_path: Path, teach: str, expire: bool) -> None:
+    variables = {
+        "OPENWORLD_QUARANTINE_URL": f"sqlite:///{tmp_path}/q.db",
+        "OPENWORLD_ADMIN_TOKEN": "a-token-of-enough-length",
+        "OPENWORLD_BUNDLES": str(tmp_path),
+        "OPENWORLD_TEACH": teach,
+    }
+    with patch.dict(os.environ, variables):
+        keeper = keeper_of(Settings.from_environment())
+    assert keeper is not None
+    keeper.close(PATIENCE)
+    assert keeper._caps == Caps(labels_expire=expire)
+
+
 def test_a_keeper_is_configured_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     variables = {

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from serving.quarantine import caps, labels
 from serving.quarantine.caps import DAY
 from serving.quarantine.database import Database
 from serving.quarantine.images import open_image_store
 from serving.quarantine.records import Caps, DamagedItemError, StoreError, UnknownIdError
+from serving.quarantine.schema import items
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
 from tests.helpers_serving import PATIENCE, saved
@@ -158,6 +159,20 @@ def test_age_is_capped_and_a_label_makes_young(store: Store) -> None:
     assert store.enforce(Caps(days=11)) == {}
     assert store.enforce(Caps(days=9)) == {"days": 2}
     assert [item.id for item in store.items()] == [2, 4]
+
+
+def test_labels_of_a_server_that_is_taught_do_not_expire(store: Store) -> None:
+    long_ago = time.time() - 40 * DAY
+    store.add([arrival(number, received_at=long_ago + number) for number in range(4)])
+    store.name([2], "eight", "ann")
+    store.mark_known([3], "one", "ann")
+    store.mark_junk([4], "ann")
+    with store._database.writing() as connection:
+        connection.execute(update(items).where(items.c.state != "new").values(labelled_at=long_ago))
+    assert store.enforce(Caps(days=30, labels_expire=False)) == {"days": 2}
+    assert [item.id for item in store.items()] == [2, 3]
+    assert store.enforce(Caps(items=1, labels_expire=False)) == {"items": 1}
+    assert store.enforce(Caps(days=30)) == {"days": 1}
 
 
 def test_many_go_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

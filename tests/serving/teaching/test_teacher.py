@@ -20,9 +20,11 @@ from serving.quarantine.records import UnknownIdError
 from serving.settings import Settings
 from serving.teaching import class_changes
 from serving.teaching import teacher as teacher_module
+from serving.teaching.api.views import status_view
 from serving.teaching.auto import Autonomy
+from serving.teaching.job_texts import described
 from serving.teaching.lesson_job import Wanted
-from serving.teaching.teacher import Teacher, described
+from serving.teaching.teacher import Teacher
 from tests.helpers_quarantine import arrival
 from tests.helpers_teacher import OneWorker, finished, teacher_of
 from tests.helpers_teaching import encode, pictures
@@ -105,6 +107,40 @@ def test_a_deletion_that_was_killed_after_publishing_is_completed(
         teacher.store.image(elks[0])
 
 
+def test_who_comes_second_is_told_what_the_other_began_and_what_is_lost(teacher: Teacher) -> None:
+    label(teacher, "elk")
+
+    def refused(job_id: int) -> str:
+        with pytest.raises(errors.JobStateError) as refusal:
+            teacher.accept(job_id, "ada")
+        return str(refusal.value)
+
+    lesson = finished(teacher, teacher.learn("ada", Wanted()), "done")
+    renamed = class_changes.rename(teacher, "bob", "ant", "emmet", accept=True).job
+    assert renamed is not None
+    finished(teacher, renamed, "accepted")
+    assert "elk" not in teacher.current().labels
+    text = refused(lesson.id)
+    began = f"job {lesson.id} is discarded, because bob began job {renamed.id}, which is for renaming 'ant' to 'emmet'"
+    assert f"{began}; what is labelled still waits" in text
+    assert "learns all" not in text
+    # A change of a class that waits for a decision is discarded by somebody else's lesson, which does not have it.
+    deletion = class_changes.delete(teacher, "ada", "bee", images=False, accept=False).job
+    assert deletion is not None
+    finished(teacher, deletion, "done")
+    second = teacher.learn("bob", Wanted())
+    text = refused(deletion.id)
+    assert f"because bob began job {second.id}, which learns all that is labelled" in text
+    assert "deleting 'bee' is to be asked for again" in text
+    # A job that a person has discarded was not discarded by whatever came later.
+    finished(teacher, second, "done")
+    teacher.discard(second.id, "ada")
+    later = class_changes.merge(teacher, "bob", ["elk"], "dog", accept=False)
+    assert later.job is None
+    finished(teacher, teacher.learn("bob", Wanted()), "done")
+    assert "began" not in refused(second.id)
+
+
 def test_merging_into_a_class_that_has_only_examples(teacher: Teacher) -> None:
     elks = label(teacher, "elk")
     finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
@@ -143,9 +179,37 @@ def test_learning_without_a_person_keeps_its_limits(tmp_path: Path, monkeypatch:
         assert not autonomy.look(), "one class was learned within a day"
         noted = [(change.who, change.what) for change in teacher.store.changes(50)]
         assert {("auto", "auto"), ("auto", "teach"), ("auto", "publish"), ("auto", "accept")} <= set(noted)
+        learned = teacher.current().version
+        named = {number for number, name in labels_of(teacher).items() if name == "new-1"}
+        assert len(named) >= 10
+        mine = label(teacher, "elk")
         assert teacher.roll_back(first, "ada").version == first
         assert teacher.versions()[-1].classes == len(teacher.current().labels) == 8
         assert "new-1" not in teacher.current().labels
+        # What nobody has named would come back with the next lesson; what a person has named waits.
+        assert labels_of(teacher) == dict.fromkeys(mine, "elk")
+        # To undo this brings the labels back, or the next lesson would take the class out.
+        teacher.roll_back(learned, "ada")
+        assert {number for number, name in labels_of(teacher).items() if name == "new-1"} == named
+        assert teacher.pending().removed == ()
+
+
+def test_a_class_that_a_person_has_called_new_1_is_that_persons(teacher: Teacher) -> None:
+    first = teacher.current().version
+    added = teacher.store.add([arrival(content=content) for content in pictures("elk", IMAGES)])
+    teacher.store.teach(added.ids, "new-1", teacher.current().labels, "ada")
+    finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
+    assert status_view(teacher, teacher.current(), "ada", auto=True).unnamed == ()
+    # The server learned this one by itself, and a person renamed it.
+    more = teacher.store.add([arrival(content=content) for content in pictures("fox", IMAGES)])
+    teacher.store.teach(more.ids, "new-2", teacher.current().labels, "auto")
+    finished(teacher, teacher.learn("ada", Wanted(), accept=True), "accepted")
+    assert status_view(teacher, teacher.current(), "ada", auto=True).unnamed == ("new-2",)
+    renamed = class_changes.rename(teacher, "ada", "new-2", "fox", accept=True).job
+    assert renamed is not None
+    finished(teacher, renamed, "accepted")
+    teacher.roll_back(first, "ada")
+    assert labels_of(teacher) == {**dict.fromkeys(added.ids, "new-1"), **dict.fromkeys(more.ids, "fox")}
 
 
 def test_a_result_that_the_gate_objects_to_does_not_stop_learning_without_a_person(
@@ -171,6 +235,15 @@ def test_a_result_that_the_gate_objects_to_does_not_stop_learning_without_a_pers
         teacher.store.add([arrival(content=content) for content in pictures("fox", 16)])
         assert autonomy.look(), "nothing is in the way of the next one"
         finished(teacher, teacher.jobs.of_kind("auto")[-1])
+
+
+def test_known_images_that_would_become_unknown_are_named(teacher: Teacher) -> None:
+    known = {"images": 200, "known": 190, "lost": 40, "alpha": 0.05, "too_many": True}
+    result = {"gate": False, "old_classes": {"worse": []}, "known_images": known}
+    job = teacher.jobs.start("learn", "ada", teacher.current().version, {})
+    teacher.jobs.finish(job.id, result, candidate="made-by-it")
+    with pytest.raises(errors.GateError, match="40 of 190 known images would become unknown"):
+        teacher.accept(job.id, "ada")
 
 
 def test_a_result_that_waits_for_a_person_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

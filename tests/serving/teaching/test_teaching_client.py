@@ -24,6 +24,8 @@ from tests.helpers_teaching import picture
 
 Method = Callable[[Any], Any]
 
+JSON, FILE = "application/json", b"a file"
+
 CALLS: dict[str, Method] = {
     "status": lambda teaching: teaching.status(),
     "classes": lambda teaching: teaching.classes(3),
@@ -39,6 +41,15 @@ CALLS: dict[str, Method] = {
     "right": lambda teaching: teaching.right(1),
     "wrong": lambda teaching: teaching.wrong(1, "cow"),
     "group": lambda teaching: teaching.group(),
+    "groups": lambda teaching: teaching.groups(items=3),
+    "items": lambda teaching: teaching.items(4, after=3, limit=7),
+    "loose": lambda teaching: teaching.loose(after=3, limit=7),
+    "image": lambda teaching: teaching.image(3),
+    "split": lambda teaching: teaching.split([1, 2]),
+    "move": lambda teaching: teaching.move([1, 2], None),
+    "merge_groups": lambda teaching: teaching.merge_groups([4, 5]),
+    "junk": lambda teaching: teaching.junk([1]),
+    "junk_group": lambda teaching: teaching.junk_group(4),
     "learn": lambda teaching: teaching.learn(accept=True),
     "job": lambda teaching: teaching.job(7),
     "accept": lambda teaching: teaching.accept(7, force=True),
@@ -47,6 +58,7 @@ CALLS: dict[str, Method] = {
     "roll_back": lambda teaching: teaching.roll_back("0123456789ab"),
     "log": lambda teaching: teaching.log(5),
     "import_archive": lambda teaching: teaching.import_archive(b"PK\x03\x04"),
+    "export_archive": lambda teaching: teaching.export_archive("label-studio", "cow"),
 }
 
 
@@ -61,6 +73,7 @@ class Recorder(BaseHTTPRequestHandler):
     described: dict[str, Any]
     requests: list[tuple[str, str, dict[str, str], dict[str, str], bytes]]
     failures: int
+    refusal: tuple[int, dict[str, Any]] | None = None
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -72,10 +85,12 @@ class Recorder(BaseHTTPRequestHandler):
             cls.failures -= 1
             self.close_connection = True
             return
-        status, schema = response_of(operation_of(self.described, self.command, url.path))
-        content = json.dumps(example_of(self.described, schema)).encode()
+        status, media_type, schema = response_of(operation_of(self.described, self.command, url.path))
+        content = FILE if media_type != JSON else json.dumps(example_of(self.described, schema)).encode()
+        if self.refusal is not None:
+            status, media_type, content = self.refusal[0], JSON, json.dumps(self.refusal[1]).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", media_type)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -99,9 +114,11 @@ def operation_of(described: dict[str, Any], method: str, path: str) -> dict[str,
     raise AssertionError(f"no route {method} {path}")
 
 
-def response_of(operation: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def response_of(operation: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+    """Status, media type and schema of a response without an error."""
     status = next(code for code in operation["responses"] if code.startswith("2"))
-    return int(status), operation["responses"][status]["content"]["application/json"]["schema"]
+    media_type, described = next(iter(operation["responses"][status]["content"].items()))
+    return int(status), media_type, described["schema"]
 
 
 def resolved(described: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
@@ -169,8 +186,21 @@ def test_requests_and_responses_are_those_of_the_document(
         sent = json.loads(body)
         assert sent.keys() <= schema.get("properties", {}).keys()
         assert set(schema.get("required", ())) <= sent.keys()
-    assert isinstance(found, BaseModel)
-    assert response_of(operation)[1]["$ref"].rpartition("/")[2] == type(found).__name__
+    _, media_type, schema = response_of(operation)
+    if media_type != JSON:
+        assert found == FILE
+    else:
+        assert isinstance(found, BaseModel)
+        assert schema["$ref"].rpartition("/")[2] == type(found).__name__
+
+
+def test_a_file_that_is_refused_is_an_error(recorder: tuple[str, type[Recorder]]) -> None:
+    url, handler = recorder
+    refused = {"error": {"code": "no_such_item", "message": "m", "got": "g", "allowed": "a"}, "request_id": "r"}
+    handler.refusal = 404, refused
+    with Client(url) as client, pytest.raises(ServiceError) as refusal:
+        client.teaching("a-token").image(3)
+    assert (refusal.value.status, refusal.value.code) == (404, "no_such_item")
 
 
 def test_only_what_may_be_sent_twice_is_sent_again(recorder: tuple[str, type[Recorder]]) -> None:

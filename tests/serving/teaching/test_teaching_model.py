@@ -29,7 +29,7 @@ from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
 from tests.helpers_serving import ROOT, reseal
-from tests.helpers_teaching import ALL, DIM, TASKS, encode, pictures, write_bundle
+from tests.helpers_teaching import ALL, DIM, RUN_IMAGES, TASKS, encode, pictures, write_bundle
 
 TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
 
@@ -94,6 +94,23 @@ def test_teach_forget_teach_again(bundle: Path, tmp_path: Path) -> None:
     again.forget("elk")
     again.teach(ELK)
     assert_same(outputs(once, tmp_path / "a"), outputs(again, tmp_path / "b"))
+
+
+def test_teach_two_classes_forget_the_first_and_teach_it_again(bundle: Path, tmp_path: Path) -> None:
+    """The class comes last then. The classifier does not depend on the order, what is called known does: a lesson's
+    detector and its stored scores are of what was known when it was taught."""
+    once, again = taught(bundle, ELK, FOX), taught(bundle, ELK, FOX)
+    again.forget("elk")
+    again.teach(ELK)
+    assert again.version == taught(bundle, FOX, ELK).version, "as if it had been taught last"
+    one, other = outputs(once, tmp_path / "a"), outputs(again, tmp_path / "b")
+    orders = [np.argsort(each["labels"]) for each in (one, other)]
+    assert one["labels"].tolist() != other["labels"].tolist()
+    for name in ("logits", "probability"):
+        wanted, found = (each[name][:, order] for each, order in zip((one, other), orders, strict=True))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * max(1.0, np.abs(wanted).max()))
+    p_values = [[model.predict(content).p_value for content in TEST] for model in (once, again)]
+    assert p_values[0] != p_values[1], "or the guide is wrong about the order of lessons"
 
 
 def test_forgetting_a_class_of_the_run(bundle: Path, tmp_path: Path) -> None:
@@ -305,6 +322,41 @@ def test_any_order_of_lessons_without_one_class(
     assert_same(outputs(model, folder / "a"), outputs(never, folder / "b"))
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles of runs that never had one of the classes."""
+    folder = tmp_path_factory.mktemp("without")
+    return {
+        gone: write_bundle(folder / gone, tuple(tuple(label for label in task if label != gone) for task in TASKS))
+        for gone in ("cat", "bat")
+    }
+
+
+@given(OPERATIONS, st.sampled_from(["cat", "bat"]))
+@settings(max_examples=8, deadline=None)
+def test_any_lessons_without_a_class_of_the_run(
+    bundle: Path, without: dict[str, Path], lessons: list[str], gone: str
+) -> None:
+    """The classifier is that of a run without the class, by the same settings: these were chosen with the class."""
+    given = {"elk": ELK, "fox": FOX, "gnu": GNU, "more dog": MORE_DOG}
+
+    def curriculum(folder: Path) -> Curriculum:
+        found = Curriculum.of(load_bundle(folder))
+        for name in lessons:
+            examples = {
+                label: [(f"{name}{number:02}", row) for number, row in enumerate(encode(list(some)))]
+                for label, some in given[name].items()
+            }
+            found = found.taught(Examples.of(examples, "ada", ""))
+        return found
+
+    vectors = encode(TEST)
+    found, never = learn(curriculum(bundle).forgot(gone)), learn(curriculum(without[gone]))
+    assert found.labels == never.labels
+    one, other = (PooledClassifier.fit(each.statistics, found.settings).logits(vectors) for each in (found, never))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * np.abs(other).max())
+
+
 def test_rename_and_merge(bundle: Path, tmp_path: Path) -> None:
     model = taught(bundle, ELK, FOX)
     model.rename("elk", "moose")
@@ -367,6 +419,46 @@ print(json.dumps([label, list(model.labels), [n for n in ("torch", "sklearn", "o
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["elk", list(ALL[:8]), []]
     assert Model.load(tmp_path / "saved", threads=1).labels[-1] == "elk"
+
+
+@pytest.mark.parametrize(("farther", "objects"), [(0.0, False), (20.0, True)])
+def test_the_gate_objects_if_known_images_become_unknown(bundle: Path, farther: float, objects: bool) -> None:
+    """The classes are told apart as before, so that only the decision between known and unknown shows the loss."""
+    loaded = load_bundle(bundle)
+    served = learn(Curriculum.of(loaded))
+    tasks = tuple(
+        replace(task, detector=replace(task.detector, bias=task.detector.bias + np.float32(farther)))
+        for task in served.curriculum.tasks
+    )
+    after = learn(replace(served.curriculum, tasks=tasks))
+    found = try_out(served, after, (loaded.rule, loaded.rule), np.empty((0, DIM), np.float32))
+    assert found.worse == ()
+    assert found.lost_known.images == 8 * RUN_IMAGES
+    assert found.lost_known.known > 0.8 * found.lost_known.images
+    assert (found.lost_known.lost > 0, found.lost_known.too_many, found.gate) == (objects, objects, not objects)
+
+
+def test_examples_that_were_taken_out_need_not_stay_known(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    elks = [(f"elk{number}", row) for number, row in enumerate(encode(pictures("elk", 12)))]
+    taught = Curriculum.of(loaded).taught(Examples.of({"elk": elks}, "ada", ""))
+    before, after = learn(taught), learn(taught.without_examples(frozenset(name for name, _ in elks[:4])))
+    rules = before.rule(loaded.rule), after.rule(loaded.rule)
+    nothing = np.empty((0, DIM), np.float32)
+    assert try_out(before, after, rules, nothing).lost_known.images == 8 * RUN_IMAGES + 8
+    forgotten = learn(taught.forgot("elk"))
+    assert try_out(before, forgotten, (*rules[:1], loaded.rule), nothing).lost_known.images == 8 * RUN_IMAGES
+
+
+def test_expanded_vectors_have_the_outputs_of_the_vectors(bundle: Path) -> None:
+    loaded = load_bundle(bundle)
+    elks = [(f"elk{number}", row) for number, row in enumerate(encode(pictures("elk", 6)))]
+    dogs = [(f"dog{number}", row) for number, row in enumerate(encode(pictures("hen", 6)))]
+    model = learn(Curriculum.of(loaded).taught(Examples.of({"elk": elks, "dog": dogs}, "ada", ""))).model
+    vectors = encode(TEST)
+    expected, found = model.outputs(vectors), model.expanded_outputs(model.classifier.projection.expand(vectors))
+    for name in ("logits", "distances"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-3)
 
 
 def test_a_lesson_is_compared_beside_adapters_that_read_all_rotations(bundle: Path) -> None:

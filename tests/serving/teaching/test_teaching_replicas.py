@@ -15,6 +15,7 @@ from serving.client import Client
 from serving.quarantine.store import Store
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader
+from serving.teaching import class_changes
 from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
 from serving.teaching.teacher import PublishedVersion, Teacher
@@ -75,8 +76,8 @@ def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
     (busy,) = (each for each in begun if isinstance(each, errors.TeachBusyError))
     assert f"job {first.id} (learn) of {first.who}" in str(busy)
     finished(ada, first)
-    # Whoever comes second begins another lesson, which has what both have labelled, and takes a class out.
-    second = finished(bob, bob.learn("bob", Wanted(forget=("ant",))))
+    # Whoever comes second begins another lesson, which has what both have labelled.
+    second = finished(bob, bob.learn("bob", Wanted()))
     with pytest.raises(errors.JobStateError, match=f"bob began job {second.id}, which learns all that is labelled"):
         ada.accept(first.id, "ada")
     # Both accept it. One of them publishes it, and it is noted once.
@@ -86,9 +87,24 @@ def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
     for each in replicas:
         each.reconcile()
         assert each.current().labels[-2:] == ("elk", "fox")
+    # A class is taken out while the other person's change of a class waits.
+    renamed = class_changes.rename(ada, "ada", "bee", "wasp", accept=False).job
+    assert renamed is not None
+    finished(ada, renamed, "done")
+    deleted = class_changes.delete(bob, "bob", "ant", images=False, accept=False).job
+    assert deleted is not None
+    finished(bob, deleted, "done")
+    told = f"job {deleted.id}, which is for deleting 'ant'; .* renaming 'bee' to 'wasp' is to be asked for again"
+    with pytest.raises(errors.JobStateError, match=told):
+        ada.accept(renamed.id, "ada")
+    accepted = both(lambda: ada.accept(deleted.id, "ada"), lambda: bob.accept(deleted.id, "bob"))
+    assert any(isinstance(each, PublishedVersion) for each in accepted)
+    for each in replicas:
+        each.reconcile()
         assert "ant" not in each.current().labels
+        assert {"elk", "fox", "bee"} <= {*each.current().labels}
     noted = Counter(change.what for change in ada.store.changes(100))
-    assert (noted["forget"], noted["publish"], noted["accept"], noted["learn"]) == (1, 1, 1, 2)
+    assert (noted["forget"], noted["publish"], noted["accept"], noted["learn"]) == (1, 2, 2, 4)
 
 
 def test_two_real_replicas_on_one_store_and_shelf(tmp_path: Path) -> None:

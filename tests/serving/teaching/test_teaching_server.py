@@ -18,7 +18,7 @@ import pytest
 from serving.bundle.manifest import load_bundle
 from serving.bundle.shelf import Shelf
 from tests.helpers_serving import PATIENCE, Server, all_written, eventually, metric, serving
-from tests.helpers_teaching import HOSTILE_ARCHIVES, picture, pictures, write_bundle
+from tests.helpers_teaching import HOSTILE_ARCHIVES, RUN_IMAGES, picture, pictures, write_bundle
 
 pytestmark = pytest.mark.long
 
@@ -142,6 +142,7 @@ def test_teaches_what_was_unknown(client: httpx.Client) -> None:
     assert (classes["elk"]["learned"], classes["elk"]["taught_by"]) == (12, "ada")
     assert len(classes["elk"]["examples"]) == 6
     assert classes["ant"]["origin"] == "fit"
+    assert (classes["elk"]["images"], classes["ant"]["images"]) == (12, RUN_IMAGES)
 
 
 def test_nothing_to_learn(client: httpx.Client) -> None:

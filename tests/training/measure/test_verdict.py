@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from serving.bundle.decision import NETWORK_NAMES, Outputs, Rule, TaskRule, judge
+from serving.bundle.old_classes import lower_share
 from serving.bundle.run_verdict import PARTS, RunVerdict
 from training.measure.verdict import (
     LEFT_OUT,
@@ -15,7 +16,6 @@ from training.measure.verdict import (
     class_hits,
     judge_run,
     left_out,
-    lower_share,
     never_learned,
     task_hits,
 )

@@ -54,8 +54,10 @@ function badges({ origin, waiting, removed, extended, grade }, nameless) {
   );
 }
 
-function facts({ learned, waiting, origin, taught_by: who, taught_at: at, created_by: creator }) {
+function facts({ learned, waiting, origin, images: count, taught_by: who, taught_at: at, created_by: creator }) {
   return [
+    origin === "fit" && count > 0 && `learned from ${images(count)}`,
+    origin === "fit" && !learned && !waiting && "no pictures, because training photos are not stored",
     origin === "waiting" && (waiting ? counted(waiting, "example") : "no examples yet"),
     learned > 0 && counted(learned, "taught example"),
     who && `taught by ${who}${at ? `, ${when(at)}` : ""}`,

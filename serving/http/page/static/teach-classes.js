@@ -209,6 +209,7 @@ async function create() {
     await api.create(reply.value);
     await after.reload();
     bring(reply.value);
+    notify(`Made the class ${quoted(reply.value)}.`, () => api.remove(reply.value, "keep"));
   });
 }
 

@@ -1,6 +1,6 @@
 // Builds a lesson's result: before and after, the result of the gate, and the decision.
 
-import { counted, images, listed, make, quoted } from "./elements.js";
+import { counted, images, listed, make, percent, quoted } from "./elements.js";
 import { duration, sentence } from "./teach-jobs.js";
 import { button, heading } from "./teach-lesson-view.js";
 
@@ -45,16 +45,23 @@ function what({ classes, deleted, renamed, merged }) {
   return sentence(listed(parts)) || "A lesson";
 }
 
-function objection({ old_classes: old, max_loss: loss }) {
-  const text =
-    `A known class may lose ${loss} percentage points at most. More varied examples, or fewer mistakes in the names, ` +
-    "often help. You can also discard the lesson and keep the model as it is.";
+function objection({ old_classes: old, known_images: known, max_loss: loss }) {
+  const worse = old.worse.length > 0;
+  const lost = known && known.too_many;
+  const limits = [
+    worse && `A known class may lose ${loss} percentage points at most. `,
+    lost && `At most ${percent(known.alpha)} of the known images may become unknown. `,
+  ].filter(Boolean);
+  const advice =
+    "More varied examples, or fewer mistakes in the names, often help. You can also discard the lesson and keep the " +
+    "model as it is.";
   return make(
     "div",
     { class: "problem objection", role: "alert", "data-testid": "objection" },
-    make("p", { text: `The lesson would make ${listed(old.worse.map(({ label }) => quoted(label)))} worse.` }),
-    make("p", { text }),
-    changes(old.worse),
+    worse && make("p", { text: `The lesson would make ${listed(old.worse.map(({ label }) => quoted(label)))} worse.` }),
+    lost && make("p", { text: `The lesson would make ${known.lost} of ${known.known} known images unknown.` }),
+    make("p", { text: limits.join("") + advice }),
+    worse && changes(old.worse),
   );
 }
 
