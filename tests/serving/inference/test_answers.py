@@ -147,7 +147,7 @@ def test_description_of_what_is_served(model: BundleModel) -> None:
     assert described.cascade == CascadeDescription(candidates=None, margin=None, seen=None, agreement=None, images=0)
 
 
-def test_a_bundle_without_a_usable_map_is_not_explained_and_says_why(
+def test_a_bundle_without_a_usable_map_is_not_explained_and_the_reason_is_given(
     model: BundleModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that was written with a graph that has no map; averages are in tests/models/trunks/test_maps.py."""

@@ -107,7 +107,7 @@ def test_a_deletion_that_was_killed_after_publishing_is_completed(
         teacher.store.image(elks[0])
 
 
-def test_who_comes_second_is_told_what_the_other_began_and_what_is_lost(teacher: Teacher) -> None:
+def test_who_comes_second_reads_what_the_other_began_and_what_is_lost(teacher: Teacher) -> None:
     label(teacher, "elk")
 
     def refused(job_id: int) -> str:

@@ -165,7 +165,7 @@ def test_accuracies_after_each_task() -> None:
     assert average_incremental_accuracy(accuracies) == 0.75
 
 
-def test_the_share_of_each_task_is_told_beside_that_of_all() -> None:
+def test_the_share_of_each_task_is_beside_that_of_all() -> None:
     """One task accepts half of its images: over all tasks that is a quarter less, which may hide among many."""
 
     def decide(outputs: Outputs, rule: Rule) -> Verdicts:
