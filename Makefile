@@ -61,8 +61,9 @@ check: $(VENV)/dev ## Lint, formatting and types
 bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
 
-compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets MNIST, UNKNOWN= is a folder of other images)
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATA),--data $(DATA)) --unknown $(UNKNOWN)
+compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets it, UNKNOWN= has other images), or with DATASET=digits
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATASET),--dataset $(DATASET)) \
+	    $(if $(DATA),--data $(DATA)) $(if $(UNKNOWN),--unknown $(UNKNOWN))
 
 # Counts are shown while a campaign runs, so that one that is stopped has some.
 CAMPAIGN = OMP_NUM_THREADS=1 $(PY) -m pytest --soak -s -p no:xdist
