@@ -5,6 +5,7 @@ PORT ?= 3000
 VENV := .venv
 PY := $(VENV)/bin/python
 DEMO := runs/demo
+SYSTEM := $(shell uname -s)
 # Exported, so that pip also uses it in the environments in which it builds packages.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -91,7 +92,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): a few minutes once, mostly PyTorch and its CUDA libraries"
+	@echo "installing into $(VENV): a few minutes once, mostly PyTorch$(if $(filter Linux,$(SYSTEM)), and its CUDA libraries)"
+	@echo "After \"Installing collected packages\" pip unpacks$(if $(filter Linux,$(SYSTEM)), several GB) and prints nothing for a while."
 	@$(PY) -c 'import importlib.util as u, shutil; print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md" if not shutil.which("nvidia-smi") and not u.find_spec("torch") else "", end="\n")'
 	set -o pipefail; $(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
 	@$(PY) $(COMPILE)
