@@ -155,15 +155,16 @@ class _Place:
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
     """Without the progress bars of the Hub's library, one per file, beside the progress that is reported here."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub import utils as hub
 
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
+    # They are documented, but the package marks none of its names as exported.
+    shown = not hub.are_progress_bars_disabled()  # type: ignore[attr-defined]
+    hub.disable_progress_bars()  # type: ignore[attr-defined]
     try:
         yield
     finally:
         if shown:
-            enable_progress_bars()
+            hub.enable_progress_bars()  # type: ignore[attr-defined]
 
 
 def push(bundle: Path, url: str, report: Report | None = None) -> Moved:

@@ -459,7 +459,7 @@ def test_beside_an_image_that_is_no_square_there_is_no_paper(page: Page) -> None
     wait_for(page, "known")
     corner = "[...document.querySelector('#pad').getContext('2d').getImageData(2, 2, 1, 1).data]"
     assert page.evaluate(corner)[3] == 0
-    assert page.evaluate("getComputedStyle(document.querySelector('#stage')).backgroundColor") == "rgb(39, 42, 53)"
+    assert page.evaluate("getComputedStyle(document.querySelector('#pad')).backgroundColor") == "rgb(39, 42, 53)"
     page.get_by_role("button", name="Clear").click()
     assert page.evaluate(corner)[3] == 255
 

@@ -124,7 +124,7 @@ export class Pad {
   #draw() {
     const context = this.canvas.getContext("2d");
     // Beside an image there is no paper: it would look like a part of the image.
-    this.canvas.parentElement.classList.toggle("photo", Boolean(this.image));
+    this.canvas.classList.toggle("photo", Boolean(this.image));
     if (this.image) {
       context.clearRect(0, 0, this.canvas.width, this.canvas.height);
       contain(context, this.image);
