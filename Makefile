@@ -5,6 +5,7 @@ PORT ?= 3000
 VENV := .venv
 PY := $(VENV)/bin/python
 DEMO := runs/demo
+SYSTEM := $(shell uname -s)
 # Exported, so that pip also uses it in the environments in which it builds packages.
 export PIP_CONSTRAINT := $(abspath constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -61,8 +62,9 @@ check: $(VENV)/dev ## Lint, formatting and types
 bench: $(VENV)/bench ## Measure speed: ratios against baselines, in one run
 	$(PY) -m pytest tests/benchmarks --benchmarks -s
 
-compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets MNIST, UNKNOWN= is a folder of other images)
-	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATA),--data $(DATA)) --unknown $(UNKNOWN)
+compare: $(VENV)/compare ## Measure Avalanche's strategies on MNIST (DATA= has or gets it, UNKNOWN= has other images), or with DATASET=digits
+	OMP_NUM_THREADS=1 PYTHONPATH=. .venv-compare/bin/python -m tests.benchmarks.alternatives $(if $(DATASET),--dataset $(DATASET)) \
+	    $(if $(DATA),--data $(DATA)) $(if $(UNKNOWN),--unknown $(UNKNOWN))
 
 # Counts are shown while a campaign runs, so that one that is stopped has some.
 CAMPAIGN = OMP_NUM_THREADS=1 $(PY) -m pytest --soak -s -p no:xdist
@@ -90,7 +92,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): a few minutes once, mostly PyTorch and its CUDA libraries"
+	@echo "installing into $(VENV): a few minutes once, mostly PyTorch$(if $(filter Linux,$(SYSTEM)), and its CUDA libraries)"
+	@echo "After \"Installing collected packages\" pip unpacks$(if $(filter Linux,$(SYSTEM)), several GB) and prints nothing for a while."
 	@$(PY) -c 'import importlib.util as u, shutil; print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md" if not shutil.which("nvidia-smi") and not u.find_spec("torch") else "", end="\n")'
 	set -o pipefail; $(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
 	@$(PY) $(COMPILE)

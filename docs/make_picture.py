@@ -4,39 +4,31 @@
 
 A server of drawn photos answers a ring with "unknown". It and twenty others are grouped and named on /teach, the server
 learns them, and another ring, which it has not seen, is answered "ring". Each step is one frame of docs/picture.webp.
-It needs the extras `train`, `photos`, `client` and `dev`, and Chromium.
+It needs what docs/drawn_server.py needs. The third frame shows how long the server learned: run it on a machine that
+has nothing else to do.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import os
-import secrets
-import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from drawn_server import PATIENCE, USER, browser, drawn_server, jpeg, wait
 from PIL import Image, ImageDraw, ImageFont
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-from export.demo.pictures import photo, write_photos
-from export.demo.teach import KNOWN
-from openworld import fit
-from serving import demo
 from serving.client import Client
 
 PICTURE = Path(__file__).resolve().parent / "picture.webp"
-NEW, RUN_IMAGES, NEW_IMAGES = "ring", 16, 20
+NEW, NEW_IMAGES = "ring", 20
 SIZE, CAPTION, WIDTH = {"width": 1120, "height": 700}, 44, 900
 SECONDS = (2.5, 2.5, 2.5, 3.5)
 INK, PAPER = "#ffffff", "#4338ca"
 MOST_BYTES = 600_000
-PATIENCE = 240.0
 
 
 def frames(page: Page, url: str) -> dict[str, bytes]:
@@ -66,15 +58,9 @@ def frames(page: Page, url: str) -> dict[str, bytes]:
 def ask(page: Page, url: str, number: int, state: str) -> None:
     """Show the page one new photo of the class, and wait for the answer."""
     page.goto(url)
-    page.set_input_files("#file", {"name": f"{NEW}.jpg", "mimeType": "image/jpeg", "buffer": jpeg(number)})
+    page.set_input_files("#file", {"name": f"{NEW}.jpg", "mimeType": "image/jpeg", "buffer": jpeg(NEW, number)})
     page.wait_for_selector(f"#answer[data-state={state}]")
     page.wait_for_function("document.querySelector('#class-detail').hidden === false")
-
-
-def jpeg(number: int) -> bytes:
-    content = io.BytesIO()
-    photo(NEW, number).resize((480, 384)).save(content, "JPEG", quality=92)
-    return content.getvalue()
 
 
 def captioned(text: str, screenshot: bytes) -> Image.Image:
@@ -87,56 +73,17 @@ def captioned(text: str, screenshot: bytes) -> Image.Image:
     return frame
 
 
-def record(folder: Path, port: int, chromium: str) -> dict[str, bytes]:
+def record(folder: Path, port: int) -> dict[str, bytes]:
     """Learn the model, serve it, and go through all steps in the browser."""
-    photos = write_photos(folder / "photos", **dict.fromkeys(KNOWN, RUN_IMAGES))
-    fit(folder / "run", data=photos, tasks=[KNOWN[:3], KNOWN[3:]], quick=True, quiet=True)
-    publish(folder / "run", folder / "shelf")
-    token = secrets.token_urlsafe(24)
-    settings = {
-        "OPENWORLD_BUNDLES": str(folder / "shelf"),
-        "OPENWORLD_QUARANTINE_URL": f"sqlite:///{folder / 'quarantine.db'}",
-        "OPENWORLD_ADMIN_TOKEN": token,
-        "OPENWORLD_ACCESS_LOG": "off",
-        "OPENWORLD_WORKERS": "1",
-    }
-    url = f"http://127.0.0.1:{port}"
-    server = demo.start(folder / "bentoml", port, settings)
-    try:
-        with Client(url, timeout=PATIENCE) as client:
-            wait(client.ready)
-            client.predict_many([jpeg(number) for number in range(NEW_IMAGES)])
-            teaching = client.teaching(token, "ada")
+    with drawn_server(folder, port) as server, browser() as chromium:
+        with Client(server.url, timeout=PATIENCE) as client:
+            client.predict_many([jpeg(NEW, number) for number in range(NEW_IMAGES)])
+            teaching = client.teaching(server.token, USER)
             wait(lambda: teaching.status().unknown >= NEW_IMAGES // 2)
-        with sync_playwright() as driver:
-            root = ["--no-sandbox"] if os.geteuid() == 0 else []
-            browser = driver.chromium.launch(executable_path=chromium, args=root)
-            login: Any = {"username": "ada", "password": token}
-            page = browser.new_context(viewport=SIZE, http_credentials=login, color_scheme="light").new_page()
-            page.set_default_timeout(1000 * PATIENCE)
-            shown = frames(page, url)
-            browser.close()
-        return shown
-    finally:
-        demo.stop(server)
-
-
-def wait(met: Callable[[], bool]) -> None:
-    """Wait until something is true, on a machine that may be busy."""
-    deadline = time.monotonic() + PATIENCE
-    while not met():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not ready within {PATIENCE:g} seconds")
-        time.sleep(0.2)
-
-
-def publish(run: Path, shelf: Path) -> None:
-    from export.exporter import export
-    from serving.bundle.shelf import Shelf
-
-    shelf.mkdir()
-    # With so few photos the verdict may be weak; what is shown is how a server learns.
-    export(run, shelf, shelf=Shelf(shelf), force=True)
+        login: Any = {"username": USER, "password": server.token}
+        page = chromium.new_context(viewport=SIZE, http_credentials=login, color_scheme="light").new_page()
+        page.set_default_timeout(1000 * PATIENCE)
+        return frames(page, server.url)
 
 
 def main() -> int:
@@ -144,11 +91,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=3977)
     parser.add_argument("--out", type=Path, default=PICTURE)
     chosen = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("no Chromium; apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
-        shown = record(Path(folder), chosen.port, chromium)
+        shown = record(Path(folder), chosen.port)
     first, *rest = [captioned(text, screenshot) for text, screenshot in shown.items()]
     durations = [round(1000 * seconds) for seconds in SECONDS]
     first.save(chosen.out, save_all=True, append_images=rest, duration=durations, loop=0, quality=70, method=6)

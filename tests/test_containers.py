@@ -8,12 +8,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from collections.abc import Iterable
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from serving.__main__ import GRACE, _parser
 from serving.http.middleware import PROBES
@@ -104,6 +109,36 @@ def test_what_the_first_stage_copies_is_installed_without_training(wheel: Path) 
     assert packages == {"serving", "openworld.py"}
     assert "serving/__main__.py" in names
     assert any(name.startswith("serving/http/page/static/") for name in names)
+
+
+def test_everything_that_the_first_layer_installs_is_pinned(stages: list[list[tuple[str, str]]]) -> None:
+    """The packages of its extras, and what these need in turn, on the system of the image."""
+    (words,) = [words for name, words in stages[0] if name == "RUN" and "--constraint" in words]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', words)
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines) if pin}
+    system = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.11"}
+
+    def here(listed: Iterable[str], extra: str = "") -> list[Requirement]:
+        every = map(Requirement, listed)
+        return [each for each in every if each.marker is None or each.marker.evaluate(system | {"extra": extra})]
+
+    waiting = here(project["dependencies"])
+    for extra in extras.split(","):
+        waiting += here(project["optional-dependencies"][extra])
+    checked: set[tuple[str, str]] = set()
+    while waiting:
+        wanted = waiting.pop()
+        for extra in ("", *wanted.extras):
+            name = canonicalize_name(wanted.name)
+            if (name, extra) in checked:
+                continue
+            checked.add((name, extra))
+            assert name in pins, f"{wanted} is not pinned"
+            assert wanted.specifier.contains(pins[name].partition(";")[0].strip(), prereleases=True), wanted
+            waiting += here(requires(name) or [], extra)
+    assert {("huggingface-hub", ""), ("psycopg", "binary"), ("psycopg-binary", "")} <= checked
 
 
 @pytest.mark.long

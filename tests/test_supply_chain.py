@@ -119,3 +119,12 @@ def test_a_database_that_cannot_be_read_is_no_clean_bill(content: bytes, tmp_pat
     result = audit(tmp_path / "all.zip", "some-package==1.0\n", tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("audit: database: got ")
+
+
+@pytest.mark.parametrize(("system", "said"), [("Linux", True), ("Darwin", False)])
+def test_only_linux_is_told_of_cuda_libraries(system: str, said: bool, tmp_path: Path) -> None:
+    """PyTorch for macOS has none. pip is silent while it unpacks, so that is said before."""
+    command = ["make", "--dry-run", f"SYSTEM={system}", f"VENV={tmp_path}/new", f"{tmp_path}/new/train"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ("CUDA libraries" in done.stdout, "several GB" in done.stdout) == (said, said)
+    assert "prints nothing for a while" in done.stdout

@@ -6,7 +6,7 @@
 
 Files are written before the manifest, and the manifest before `current`; every file is read back and compared with its
 checksum before that. So a reader finds the old bundle or the new one, whatever happens to the writer, and a push that
-was interrupted is continued by the same push.
+was interrupted is continued by the same push. On the Hub, which has no transactions, each file is one commit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class _Place:
     @contextlib.contextmanager
     def usable(self) -> Iterator[None]:
         try:
-            yield
+            with _no_bars() if self.is_hub else contextlib.nullcontext():
+                yield
         except (TransferError, BundleError, WriteError):
             raise
         except Exception as error:
@@ -92,6 +93,7 @@ class _Place:
     def read_small(self, *names: str) -> bytes | None:
         """The content of a file of limited size; None if it is not there."""
         try:
+            self.system.invalidate_cache()  # somebody else may have written it
             with self.system.open(self.path(*names), "rb") as file:
                 content = bytes(file.read(MOST_MANIFEST + 1))
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -101,9 +103,22 @@ class _Place:
         return content
 
     def write_small(self, content: bytes, *names: str) -> None:
-        """Replace a file in one step: the file systems of fsspec show what a transaction wrote when it ends."""
-        with self.system.transaction, self.system.open(self.path(*names), "wb") as file:
+        """Replace a file in one step: the file systems of fsspec show what a transaction wrote when it ends.
+
+        Nothing is written if the file has this content: on the Hub it would be an empty commit.
+        """
+        if self.read_small(*names) == content:
+            return
+        with self._transaction(), self.system.open(self.path(*names), "wb") as file:
             file.write(content)
+
+    def _transaction(self) -> contextlib.AbstractContextManager[object]:
+        try:
+            transaction: contextlib.AbstractContextManager[object] = self.system.transaction
+            return transaction
+        except NotImplementedError:
+            # Such a file system, the Hub among them, writes a whole file in one step when it is closed.
+            return contextlib.nullcontext()
 
     def send(self, source: Path, name: str, count: _Count, *inside: str) -> None:
         """Copy a file to here."""
@@ -135,6 +150,21 @@ class _Place:
         except FileNotFoundError:
             return False
         return (size, digest.hexdigest()) == (info.size, info.sha256)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without the progress bars of the Hub's library, one per file, beside the progress that is reported here."""
+    from huggingface_hub import utils as hub
+
+    # They are documented, but the package marks none of its names as exported.
+    shown = not hub.are_progress_bars_disabled()  # type: ignore[attr-defined]
+    hub.disable_progress_bars()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if shown:
+            hub.enable_progress_bars()  # type: ignore[attr-defined]
 
 
 def push(bundle: Path, url: str, report: Report | None = None) -> Moved:

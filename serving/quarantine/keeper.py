@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from serving.quarantine.records import Arrival, Caps, ItemKind, UnavailableError
 from serving.quarantine.store import Store
@@ -60,6 +60,9 @@ class Keeper:
         self._give_up_at = float("inf")
         self._failing_since: float | None = None
         self._next_sweep = 0.0
+        for reason in get_args(Reason):
+            # From 0 on: Prometheus sees no increase of a series that begins with its first loss.
+            metrics.DROPPED.labels(reason).inc(0)
         self._thread = threading.Thread(target=self._work, name="quarantine", daemon=True)
         self._thread.start()
 

@@ -51,6 +51,9 @@ class SwapLeader:
         self._watched: Future[None] | None = None
         self._watched_at = -WATCH
         self._end = threading.Event()
+        for outcome in ("switched", "refused"):
+            # From 0 on: Prometheus sees no increase of a series that begins with its first swap.
+            SWAPS.labels(outcome).inc(0)
 
     def status(self) -> SwapOutcome:
         return SwapOutcome(False, self._group.state(), self._group.reports())

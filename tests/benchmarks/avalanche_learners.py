@@ -1,4 +1,4 @@
-"""Strategies of Avalanche on the network of `mnist-5t-cpu`, for `tests.benchmarks.alternatives`.
+"""Strategies of Avalanche on the networks of our presets for digits, for `tests.benchmarks.alternatives`.
 
 Only that command's environment has Avalanche (`make compare`). Every strategy is used through its public API, with the
 settings that are named here: those of its paper or of Avalanche's defaults.
@@ -10,30 +10,15 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.training.supervised import DER, ICaRL, JointTraining, LwF, Naive, StreamingLDA
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from models.backbones.convnet import max_pooled
+from tests.benchmarks.alternative_data import Digits, Setting
 
-CLASSES, HIDDEN, BUFFER, BATCH = 10, 512, 200, 32
-
-
-class Digits(Dataset[tuple[Tensor, int]]):
-    """Images [n, 1, 28, 28] and class ids, in the form that Avalanche's benchmarks want."""
-
-    def __init__(self, images: Tensor, class_ids: NDArray[np.int64]) -> None:
-        self.images, self.targets = images, class_ids.tolist()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
-        return self.images[place], self.targets[place]
+BATCH = 32
 
 
 def tasks_of(train: Digits, tasks: Sequence[Sequence[int]]) -> list[Any]:
@@ -53,25 +38,32 @@ class Halved(nn.Module):
         return max_pooled(images)
 
 
-def features() -> nn.Sequential:
-    """The convolutional network of `mnist-5t-cpu`, without masks: 512 features of an image."""
+def features(setting: Setting) -> nn.Sequential:
+    """The convolutional network of our preset, without masks: `setting.hidden` features of an image."""
     layers: list[nn.Module] = []
     for before, after, kernel in ((1, 32, 3), (32, 64, 3), (64, 128, 2)):
-        layers += [nn.Conv2d(before, after, kernel, bias=False), nn.BatchNorm2d(after), nn.ReLU(), Halved()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 2 * 2, HIDDEN), nn.ReLU())
+        padding = kernel // 2 if setting.padded else 0
+        layers += [
+            nn.Conv2d(before, after, kernel, padding=padding, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            Halved(),
+        ]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 2 * 2, setting.hidden), nn.ReLU())
 
 
 class AvalancheLearner:
     """One strategy: it learns the tasks in turn and returns one score per class."""
 
     name: str
-    stored = 0
+    buffered = False
+    """Whether it stores images, as many as the setting allows."""
     joint = False
     """Whether it learns all tasks at once, so that it is a bound and no competitor."""
 
-    def __init__(self, optimizer: str, epochs: int) -> None:
-        self.optimizer, self.epochs = optimizer, epochs
-        self.body, self.head = features(), nn.Linear(HIDDEN, CLASSES)
+    def __init__(self, optimizer: str, epochs: int, setting: Setting) -> None:
+        self.optimizer, self.epochs, self.setting = optimizer, epochs, setting
+        self.body, self.head = features(setting), nn.Linear(setting.hidden, setting.classes)
         self.network = nn.Sequential(self.body, self.head)
         self.strategy = self.make()
 
@@ -88,11 +80,15 @@ class AvalancheLearner:
             return torch.optim.Adam(network.parameters(), lr=1e-3)
         return torch.optim.SGD(network.parameters(), lr=0.03)
 
+    @property
+    def stored(self) -> int:
+        return self.setting.buffer if self.buffered else 0
+
     def learn(self, task: Any) -> None:
         self.strategy.train(task)
 
     def scores(self, images: Tensor) -> Tensor:
-        """[n, 10] of images [n, 1, 28, 28]."""
+        """[n, classes] of images [n, 1, side, side]."""
         self.strategy.model.eval()
         with torch.no_grad():
             found: Tensor = self.strategy.model(images)
@@ -128,12 +124,12 @@ class Exemplars(AvalancheLearner):
     """iCaRL: the nearest mean of stored images in feature space."""
 
     name = "iCaRL"
-    stored = BUFFER
+    buffered = True
 
     def make(self) -> Any:
         return ICaRL(
-            feature_extractor=self.body, classifier=self.head, optimizer=self.step(self.network), memory_size=BUFFER,
-            buffer_transform=None, fixed_memory=True, **self.common(),
+            feature_extractor=self.body, classifier=self.head, optimizer=self.step(self.network),
+            memory_size=self.stored, buffer_transform=None, fixed_memory=True, **self.common(),
         )  # fmt: skip
 
 
@@ -141,11 +137,11 @@ class DarkExperience(AvalancheLearner):
     """DER++ with the weights that its paper found best for MNIST and 200 images."""
 
     name = "DER++"
-    stored = BUFFER
+    buffered = True
 
     def make(self) -> Any:
         return DER(
-            model=self.network, optimizer=self.step(self.network), mem_size=BUFFER, batch_size_mem=BATCH,
+            model=self.network, optimizer=self.step(self.network), mem_size=self.stored, batch_size_mem=BATCH,
             alpha=0.2, beta=1.0, **self.common(),
         )  # fmt: skip
 
@@ -165,8 +161,8 @@ class StreamingGaussians(AvalancheLearner):
             ).train(task)
             arguments = self.common() | {"train_epochs": 1, "train_mb_size": 256}
             self.strategy = StreamingLDA(
-                slda_model=copy.deepcopy(self.body), criterion=nn.CrossEntropyLoss(), input_size=HIDDEN,
-                num_classes=CLASSES, **arguments,
+                slda_model=copy.deepcopy(self.body), criterion=nn.CrossEntropyLoss(), input_size=self.setting.hidden,
+                num_classes=self.setting.classes, **arguments,
             )  # fmt: skip
         self.strategy.train(task)
 
@@ -175,7 +171,8 @@ class StreamingGaussians(AvalancheLearner):
         return found
 
     def bytes(self) -> int:
-        return super().bytes() + 4 * (HIDDEN * HIDDEN + CLASSES * HIDDEN)
+        hidden = self.setting.hidden
+        return super().bytes() + 4 * (hidden * hidden + self.setting.classes * hidden)
 
 
 class Joint(AvalancheLearner):

@@ -75,9 +75,10 @@ class NearestMean(FeatureLearner):
     def add(self, encoded: Array, class_ids: Ids) -> None:
         own = [encoded[class_ids == each].mean(axis=0) for each in np.unique(class_ids)]
         self.means = np.concatenate([self.means, own])
+        self.directions = unit(self.means).T
 
     def scores(self, encoded: Array) -> tuple[Array, Array]:
-        cosines = unit(encoded) @ unit(self.means).T
+        cosines = unit(encoded) @ self.directions
         return cosines, -cosines.max(axis=1)
 
     def bytes(self) -> int:
@@ -99,11 +100,12 @@ class Slda(NearestMean):
         centred = encoded - self.means[class_ids]
         self.scatter += centred.T @ centred
         self.images += len(encoded)
+        covariance = (1 - self.SHRINKAGE) * self.scatter / self.images + self.SHRINKAGE * np.eye(self.dim)
+        self.weights = np.linalg.solve(covariance, self.means.T)
+        self.bias = (self.means.T * self.weights).sum(axis=0) / 2
 
     def scores(self, encoded: Array) -> tuple[Array, Array]:
-        covariance = (1 - self.SHRINKAGE) * self.scatter / self.images + self.SHRINKAGE * np.eye(self.dim)
-        weights = np.linalg.solve(covariance, self.means.T)
-        outputs = encoded @ weights - (self.means.T * weights).sum(axis=0) / 2
+        outputs = encoded @ self.weights - self.bias
         return outputs, -outputs.max(axis=1)
 
     def bytes(self) -> int:
@@ -127,19 +129,20 @@ class LdaPerTask(FeatureLearner):
         covariance = centred.T @ centred / max(len(encoded) - len(means), 1)
         diagonal = np.diag(np.maximum(np.diag(covariance), 1e-3 * np.diag(covariance).mean()))
         shrunk = (1 - self.SHRINKAGE) * covariance + self.SHRINKAGE * diagonal
-        self.tasks.append((means, np.linalg.cholesky(np.linalg.inv(shrunk))))
+        root = np.linalg.cholesky(np.linalg.inv(shrunk))
+        self.tasks.append((means @ root, root))
 
     def scores(self, encoded: Array) -> tuple[Array, Array]:
         distances = []
-        for means, root in self.tasks:
-            images, centers = encoded @ root, means @ root
+        for centers, root in self.tasks:
+            images = encoded @ root
             squares = (images**2).sum(axis=1)[:, None] + (centers**2).sum(axis=1)
             distances.append(squares - 2 * images @ centers.T)
         every = np.concatenate(distances, axis=1)
         return -every, every.min(axis=1)
 
     def bytes(self) -> int:
-        return 4 * sum(means.size + root.size // 2 for means, root in self.tasks)
+        return 4 * sum(centers.size + root.size // 2 for centers, root in self.tasks)
 
 
 class RanPac(FeatureLearner):
@@ -303,13 +306,12 @@ class Ours(FeatureLearner):
             statistics, memory = self.learned.statistics, self.learned.memory
         self.learned = learn_task(statistics, memory, encoded, class_ids, self.seed, self.tasks)
         self.tasks = (*self.tasks, self.learned.task)
+        rules = tuple(each.rule for each in self.tasks)
+        self.rule = Rule(score="pooled", alpha=ALPHA, tasks=rules, joint=True, expectation=True)
+        self.model = PooledModel(self.learned.classifier, tuple(each.detector for each in self.tasks))
 
     def scores(self, encoded: Array) -> tuple[Array, Array]:
-        assert self.learned is not None
-        rules = tuple(each.rule for each in self.tasks)
-        rule = Rule(score="pooled", alpha=ALPHA, tasks=rules, joint=True, expectation=True)
-        model = PooledModel(self.learned.classifier, tuple(each.detector for each in self.tasks))
-        verdicts = judge(model.outputs(encoded), rule)
+        verdicts = judge(self.model.outputs(encoded), self.rule)
         return verdicts.probability, verdicts.unknown_score
 
     def bytes(self) -> int:

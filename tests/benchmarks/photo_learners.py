@@ -7,7 +7,11 @@ folder without train/ and test/, it also draws the fifth of the photos that are 
 draws the photos that are learned from.
 
 - CIL is the accuracy over all classes after the last task, and forgetting the mean loss of accuracy on a task since it
-  was learned. Seconds and bytes are of the whole run.
+  was learned. Seconds are of the whole run.
+- "memory, MB" is what the learner keeps to answer and to go on learning, as float32. It is not the size of a bundle,
+  which also has the trunk.
+- "own ms" is the processor time of the learner's own answer to one encoded photo, without the trunk, which all of them
+  need; the title has the trunk's. Both are medians over photos one by one; set OMP_NUM_THREADS=1 to compare them.
 - AUROC is measured when a quarter of the tasks, at least one, is not learned yet: known test photos against those of
   the unseen classes, and against photos of classes that only test/ has ("clutter"). Of ours, the shares at alpha 0.05
   are measured too; "least accepted" is the smallest share of known photos that were accepted after any task until then.
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,9 +125,27 @@ def measure(kind: type[FeatureLearner], split: Split, seed: int) -> Figures:
         "forgetting": 0.0 if kind.joint else 100 * forgetting(matrix),
         "stored": float(learner.stored),
         "seconds": seconds,
-        "MB": learner.bytes() / 1e6,
+        "memory, MB": learner.bytes() / 1e6,
+        "own ms": milliseconds(learner.scores, split.test.encoded),
         **figures,
     }
+
+
+def milliseconds(answer: Callable[[Any], object], images: NDArray[Any], timed: int = 100, first: int = 5) -> float:
+    """Median processor time of answering one image alone, after the `first` ones."""
+    taken = []
+    for place in range(first + timed):
+        row = images[place % len(images)][None]
+        started = time.process_time()
+        answer(row)
+        taken.append(time.process_time() - started)
+    return 1000 * float(np.median(taken[first:]))
+
+
+def trunk_milliseconds(encoder: Encoder) -> float:
+    """The same of the trunk, for pixels of the size that it reads."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, *encoder.image.shape), dtype=np.uint8)
+    return milliseconds(encoder.encode, pixels, timed=20)
 
 
 def unknown_figures(
@@ -166,7 +188,7 @@ def table(title: str, rows: dict[str, list[Figures]]) -> Table:
 def cell(values: Sequence[float], name: str) -> str:
     if not values:
         return "-"
-    digits = 3 if name.startswith("AUROC") else 0 if name == "stored" else 1
+    digits = 3 if name.startswith("AUROC") else 2 if name == "own ms" else 0 if name == "stored" else 1
     spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 and name != "stored" else ""
     return f"{np.mean(values):.{digits}f}{spread}"
 
@@ -187,6 +209,7 @@ def main() -> None:
     chosen = parser.parse_args()
     encoder, console = Encoder(open_trunk(chosen.trunk), reporter=Reporter()), Console(width=200, highlight=False)
     torch.manual_seed(0)
+    trunk_ms = trunk_milliseconds(encoder)
     for each in chosen.data:
         folder, _, per_task = each.rpartition(":")
         photos, rows = Photos.read(Path(folder), encoder), dict[str, list[Figures]]()
@@ -197,7 +220,8 @@ def main() -> None:
                 console.print(f"{Path(folder).name}, seed {seed}, {kind.name}: {rows[kind.name][-1]}")
         few = "" if chosen.images_per_class is None else f", {chosen.images_per_class} photos per class"
         seeds = ", ".join(map(str, chosen.seed))
-        title = f"{Path(folder).name}, {len(split.tasks)} tasks{few}, {chosen.trunk}, seeds {seeds}"
+        trunk = f"{chosen.trunk} ({trunk_ms:.1f} ms per photo, for all methods)"
+        title = f"{Path(folder).name}, {len(split.tasks)} tasks{few}, {trunk}, seeds {seeds}"
         console.print(table(title, rows))
 
 

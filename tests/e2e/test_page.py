@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import numpy as np
@@ -20,6 +20,7 @@ from PIL import Image
 from serving.http import page as served_page
 from serving.http.openapi import TAGS
 from serving.settings import Settings
+from tests.e2e import controls
 from tests.helpers_serving import (
     FAILS,
     GREY,
@@ -450,6 +451,45 @@ def test_a_phone_never_scrolls_sideways(browser: Browser, server: Server, tmp_pa
         page.screenshot(path=tmp_path / f"phone-{scheme}-{state}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") == 360
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_screen_shows_every_text_with_enough_contrast(
+    browser: Browser, server: Server, tmp_path: Path, scheme: Literal["light", "dark"]
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page = open_page(context.new_page(), server)
+    page.wait_for_selector(".sample")
+    for sample, state in (("red", "known"), ("grey", "unknown")):
+        click_sample(page, sample)
+        wait_for(page, state)
+        page.screenshot(path=tmp_path / f"wide-{scheme}-{state}.png", full_page=True)
+        assert page.evaluate(controls.FAINT) == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    context.close()
+
+
+def test_beside_an_image_that_is_no_square_there_is_no_paper(page: Page) -> None:
+    """In the dark, white paper would look like a part of the image."""
+    page.emulate_media(color_scheme="dark")
+    wide = {"name": "wide.png", "mimeType": "image/png", "buffer": image_bytes((255, 0, 0), size=(80, 20))}
+    page.set_input_files("#file", wide)  # type: ignore[arg-type]
+    wait_for(page, "known")
+    corner = "[...document.querySelector('#pad').getContext('2d').getImageData(2, 2, 1, 1).data]"
+    assert page.evaluate(corner)[3] == 0
+    assert page.evaluate("getComputedStyle(document.querySelector('#pad')).backgroundColor") == "rgb(39, 42, 53)"
+    page.get_by_role("button", name="Clear").click()
+    assert page.evaluate(corner)[3] == 255
+
+
+def test_on_a_phone_the_button_for_a_file_is_one_line(page: Page) -> None:
+    click_sample(page, "red")
+    wait_for(page, "known")
+    high = page.evaluate("document.querySelector('#choose').offsetHeight")
+    for width in (375, 360):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate("document.querySelector('#choose').offsetHeight") <= high + 4, width
+        assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_a_key_is_asked_for_and_kept(page: Page, server: Server) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from tests.e2e import controls
 from tests.helpers import use_tiny_preset
 from training.report_page import main
 from training.show.page import PAGE
@@ -76,3 +77,21 @@ def test_a_phone_never_scrolls_sideways(page: Page, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     page.screenshot(path=tmp_path / "phone.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_every_text_has_enough_contrast_and_no_row_is_half_empty(
+    browser: Browser, report: Path, tmp_path: Path, scheme: Literal["light", "dark"], width: int
+) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.goto(report.as_uri())
+    page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
+    assert page.evaluate(controls.FAINT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    # The figures at the top use the whole width, and the command can be read without scrolling.
+    right = "Math.max(...[...document.querySelectorAll('{0}')].map(e => e.getBoundingClientRect().right))"
+    edges = [page.evaluate(right.format(each)) for each in (".tiles div", ".contents")]
+    assert abs(edges[0] - edges[1]) < 2
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.command'))")
+    page.close()

@@ -614,6 +614,20 @@ def test_a_phone_never_scrolls_sideways(browser: Browser, server: Server, tmp_pa
     close(page)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_screen_shows_every_text_with_enough_contrast(
+    browser: Browser, server: Server, tmp_path: Path, scheme: str
+) -> None:
+    page = open_page(browser, server, color_scheme=scheme)
+    for part in ("unknown", "examples", "learn", "classes", "versions"):
+        tab(page, part)
+        page.wait_for_selector("#main[aria-busy=false]")
+        page.screenshot(path=tmp_path / f"wide-{part}-{scheme}.png", full_page=True)
+        assert page.evaluate(controls.FAINT) == [], part
+        assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    close(page)
+
+
 def test_every_control_has_a_name(page: Page) -> None:
     for part in ("unknown", "examples", "learn", "classes", "versions"):
         tab(page, part)

@@ -320,6 +320,23 @@ def test_a_phone_never_scrolls_sideways(
     page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_screen_has_enough_contrast_and_room_for_the_bar_only_when_it_is_there(
+    browser: Browser, server: Server, filled: Filled, tmp_path: Path, scheme: str
+) -> None:
+    page = open_page(browser, server, color_scheme=scheme)
+    below = "parseFloat(getComputedStyle(document.querySelector('.labelling')).paddingBottom)"
+    page.wait_for_selector(thumb(page, filled.first[5]))
+    empty = page.evaluate(below)
+    page.screenshot(path=tmp_path / f"wide-{scheme}.png", full_page=True)
+    assert page.evaluate(controls.FAINT) == []
+    page.locator(thumb(page, filled.first[5])).click()
+    page.get_by_test_id("bar").wait_for()
+    assert page.evaluate(controls.FAINT) == []
+    assert empty < 60 <= page.evaluate(below)
+    page.context.close()
+
+
 def test_a_wrong_token_sees_nothing(browser: Browser, server: Server, filled: Filled) -> None:
     page = open_page(browser, server, token="cafebabecafebabe-token")
     assert "the admin token is needed" in page.inner_text("body")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ from serving.bundle.layout import CARD, MANIFEST, POOLED, TRUNK
 from serving.bundle.manifest import load_bundle
 from serving.bundle.transfer import CURRENT, HUB_CARD, TransferError, pull, push
 from serving.model import Model
+from tests.helpers_hub import Hub, running_hub
+from tests.helpers_serving import PATIENCE
 from tests.helpers_teaching import ALL, picture, pictures, write_bundle
 
 PHOTOS = [picture(label, 40) for label in ALL]
@@ -99,26 +104,16 @@ class Torn(MemoryFileSystem):  # type: ignore[misc]
         return super().open(path, mode, **options)
 
 
-class Hub(MemoryFileSystem):  # type: ignore[misc]
-    """The Hub shows README.md as the card of a repository."""
-
-    protocol = "hf"
-    store: dict[str, Any] = {}  # noqa: RUF012
-
-
 @pytest.fixture
-def systems() -> Iterator[None]:
-    for system in (Torn, Hub):
-        fsspec.register_implementation(system.protocol, system, clobber=True)
+def torn() -> Iterator[None]:
+    fsspec.register_implementation(Torn.protocol, Torn, clobber=True)
     yield
-    for system in (Torn, Hub):
-        system.store.clear()
-    fsspec.register_implementation("hf", "huggingface_hub.HfFileSystem", clobber=True)
+    Torn.store.clear()
 
 
 @pytest.mark.parametrize("at", [POOLED, MANIFEST, CURRENT])
 def test_an_interrupted_push_shows_the_older_bundle_and_is_continued(
-    at: str, bundle: Path, tmp_path: Path, systems: None
+    at: str, bundle: Path, tmp_path: Path, torn: None
 ) -> None:
     model = Model.load(bundle, threads=1)
     model.teach({"elk": pictures("elk", 6)})
@@ -180,10 +175,70 @@ def test_a_damaged_or_incomplete_bundle_is_not_pulled(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_repository_of_the_hub_shows_the_card(bundle: Path, systems: None) -> None:
-    push(bundle, "hf://ada/flowers")
-    (shown,) = [file for path, file in Hub.store.items() if path.endswith(f"ada/flowers/{HUB_CARD}")]
-    assert shown.getvalue() == (bundle / CARD).read_bytes()
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as running:
+        running.models["ada/flowers"] = {".gitattributes": b""}
+        yield running
+
+
+ONE_AFTER_THE_OTHER = """\
+import json, sys
+from serving.remote import main
+for words in json.loads(sys.argv[1]):
+    code = main(words)
+    for stream in (sys.stdout, sys.stderr):
+        print(f"exit code {code}\\0", end="", file=stream, flush=True)
+"""
+
+
+def on_the_hub(hub: Hub, home: Path, *commands: list[str]) -> list[tuple[str, str]]:
+    """What each command prints, and its exit code. The library of the Hub reads its settings when it is imported."""
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": "hf_x",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",  # the Hub's other way to upload large files, with a server of its own
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    words = [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    return list(zip(done.stdout.split("\0")[:-1], done.stderr.split("\0")[:-1], strict=True))
+
+
+def test_a_bundle_goes_to_a_repository_of_the_hub_and_comes_back(bundle: Path, hub: Hub, tmp_path: Path) -> None:
+    version, url = load_bundle(bundle).manifest.version, "hf://ada/flowers"
+    first, again, pulled = on_the_hub(
+        hub, tmp_path, ["push", str(bundle), url], ["push", str(bundle), url], ["pull", url, str(tmp_path / "here")]
+    )
+    assert [errors for _, errors in (first, again, pulled)] == ["exit code 0"] * 3
+    assert first[0].startswith(f"{url}/{version}: photos-pooled version {version}")
+    assert "0.00 of" in again[0]
+    stored = hub.models["ada/flowers"]
+    assert {name.removeprefix(f"{version}/"): stored[name] for name in stored if "/" in name} == files(bundle)
+    # The Hub shows README.md as the card of a repository.
+    assert stored[HUB_CARD] == (bundle / CARD).read_bytes()
+    # Each file is one commit: the manifest after the files that it describes, and `current` last.
+    # The second push commits nothing.
+    assert [len(paths) for paths in hub.commits] == [1] * (len(files(bundle)) + 2)
+    assert hub.commits[-3:] == [[f"{version}/{MANIFEST}"], [HUB_CARD], [CURRENT]]
+    assert files(tmp_path / "here") == files(bundle)
+    before, after = Model.load(bundle, threads=1), Model.load(tmp_path / "here", threads=1)
+    assert [after.predict(photo) for photo in PHOTOS] == [before.predict(photo) for photo in PHOTOS]
+
+
+def test_a_repository_that_the_hub_does_not_have_is_a_one_line_error(bundle: Path, hub: Hub, tmp_path: Path) -> None:
+    (_, pushed), (_, pulled) = on_the_hub(
+        hub,
+        tmp_path,
+        ["push", str(bundle), "hf://ada/nothing"],
+        ["pull", "hf://ada/nothing", str(tmp_path / "here")],
+    )
+    assert pushed.startswith("error: hf://ada/nothing: cannot be used: ")
+    assert "repository not found" in pushed
+    assert pulled.startswith("error: hf://ada/nothing: no bundle: neither current nor manifest.json is there")
+    assert [errors.splitlines()[1:] for errors in (pushed, pulled)] == [["exit code 2"]] * 2
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from serving.quarantine.keeper import BATCH, Keeper
 from serving.quarantine.records import Added, Arrival, Caps, UnavailableError
 from serving.quarantine.store import Store
 from serving.settings import Settings, SettingsError
+from serving.telemetry import metrics
 from tests.helpers_quarantine import Counters, arrival, arrivals, noise
 from tests.helpers_serving import PATIENCE, ROOT, eventually, saved
 
@@ -54,6 +55,14 @@ def stuck(tmp_path: Path) -> Iterator[Stuck]:
     store = Stuck(f"sqlite:///{tmp_path}/quarantine.db")
     yield store
     store.go_on.set()
+
+
+def test_losses_are_counted_from_zero_on(store: Store) -> None:
+    """A series that begins with its first loss has no increase, and no alert would fire."""
+    metrics.DROPPED.clear()
+    Keeper(store).close(PATIENCE)
+    for reason in ("queue_full", "database", "images", "unreadable", "shutdown"):
+        assert REGISTRY.get_sample_value("openworld_quarantine_dropped_total", {"reason": reason}) == 0
 
 
 def test_what_is_offered_is_kept(store: Store, counted: Counters) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from serving.bundle.errors import BundleError
 from serving.bundle.layout import MANIFEST
@@ -21,6 +22,7 @@ from serving.swap import leader as swap
 from serving.swap.agreement import BundleLocation, SwapState, WorkerGroup
 from serving.swap.follower import Follower
 from serving.swap.leader import SwapLeader
+from serving.telemetry.metrics import SWAPS
 from tests.helpers_serving import PATIENCE, eventually
 
 
@@ -110,6 +112,14 @@ def start(group: WorkerGroup) -> Iterator[Callable[..., Worker]]:
 
 
 Start = Callable[..., Worker]
+
+
+def test_swaps_are_counted_from_zero_on(group: WorkerGroup, shelf: Shelf) -> None:
+    """A series that begins with its first refusal has no increase, and no alert would fire."""
+    SWAPS.clear()
+    SwapLeader(group, shelf=shelf.folder, bundle=Path("unused")).close()
+    for outcome in ("switched", "refused"):
+        assert REGISTRY.get_sample_value("openworld_swaps_total", {"outcome": outcome}) == 0
 
 
 def test_a_bundle_is_loaded_beside_the_one_that_is_served(shelf: Shelf, swaps: SwapLeader, start: Start) -> None:

@@ -123,8 +123,14 @@ export class Pad {
 
   #draw() {
     const context = this.canvas.getContext("2d");
-    paint(context, this.paper, this.strokes, asIs, LONG_SIDE * PEN);
-    if (this.image) contain(context, this.image);
+    // Beside an image there is no paper: it would look like a part of the image.
+    this.canvas.classList.toggle("photo", Boolean(this.image));
+    if (this.image) {
+      context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+      contain(context, this.image);
+    } else {
+      paint(context, this.paper, this.strokes, asIs, LONG_SIDE * PEN);
+    }
   }
 }
 
