@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import threading
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
 LARGE = 4 * 1024 * 1024
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_ARENAS = 2
+"""One for the first thread, which has the event loop, and one for all others."""
 _TUNABLES, _LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
@@ -23,16 +28,21 @@ def request_large_pages(environment: MutableMapping[str, str]) -> None:
         environment[_TUNABLES] = ":".join(filter(None, (tunables, f"{_LARGE_PAGES}=1")))
 
 
-def map_large_blocks() -> None:
-    """Allocate every block of LARGE bytes or more in its own pages, which are returned when it is freed.
+def limit_free_memory() -> None:
+    """Limit what malloc keeps of freed memory. Call it before the threads are started.
 
-    By default glibc raises this threshold to the size of the largest freed block. Then the weights of each bundle
-    leave holes between smaller blocks (measured: up to the size of a bundle after every few swaps), and a worker keeps
-    as much memory as the largest image ever needed.
+    Every block of LARGE bytes or more gets its own pages, which are returned when it is freed. By default glibc raises
+    this threshold to the size of the largest freed block. Then the weights of each bundle leave holes between smaller
+    blocks (measured: up to the size of a bundle after every few swaps), and a worker keeps as much memory as the
+    largest image ever needed.
+
+    All threads but the first share one arena. By default there are up to eight per processor, each of which keeps free
+    memory up to the second threshold at its end, where malloc_trim does not look.
     """
     if (mallopt := _libc("mallopt")) is not None:
         mallopt(_MMAP_THRESHOLD, LARGE)
         mallopt(_TRIM_THRESHOLD, 2 * LARGE)
+        mallopt(_ARENA_MAX, _ARENAS)
 
 
 def release_memory() -> None:
@@ -46,6 +56,50 @@ def return_memory() -> None:
     """Return free memory between blocks that are in use to the system, in a few milliseconds."""
     if (trim := _libc("malloc_trim")) is not None:
         trim(0)
+
+
+class MemoryWatch:
+    """A thread that returns free memory whenever this process has grown: requests leave holes between blocks in use.
+
+    The holes of small requests count as well. With large pages the kernel fills every hole that it comes across, also
+    in a process that does nothing. A thread, because returning memory would delay an event loop by milliseconds.
+    """
+
+    def __init__(self, every: float = 5.0) -> None:
+        self._every = every
+        self._least = resident()
+        """The least that this process has had since it returned memory."""
+        self._end = threading.Event()
+
+    def start(self) -> None:
+        """Begin to watch, where the system has what that needs."""
+        if self._least and _libc("malloc_trim") is not None:
+            threading.Thread(target=self._run, name="memory", daemon=True).start()
+
+    def close(self) -> None:
+        self._end.set()
+
+    def look(self) -> bool:
+        """Return free memory if this process has grown by LARGE or more; whether it has."""
+        now = resident()
+        has_grown = now - self._least >= LARGE
+        if has_grown:
+            return_memory()
+        self._least = resident() if has_grown else min(self._least, now)
+        return has_grown
+
+    def _run(self) -> None:
+        while not self._end.wait(self._every):
+            self.look()
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _libc(name: str) -> Any:
