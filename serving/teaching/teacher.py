@@ -11,7 +11,6 @@ import contextlib
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -207,7 +206,7 @@ class Teacher:
         if self._served_by_all():
             self._note_published()
         for job in self.jobs.waiting():
-            if job.asks and job.id not in self._tried and time.time() > (job.ended_at or 0.0) + DUE_AFTER:
+            if job.asks and job.id not in self._tried and job.ended_ago > DUE_AFTER:
                 threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
 
     def _served_by_all(self) -> bool:
@@ -221,7 +220,7 @@ class Teacher:
             return f"the gate objects, because {_worse(job)} would lose too much"
         if self._current_name() not in (job.base, job.candidate):
             return "another version was published meanwhile"
-        if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
+        if job.ended_ago > GIVE_UP_AFTER:
             return "it could not be published"
         return None
 
@@ -396,8 +395,14 @@ def _made_by(job: JobRecord, folder: Path) -> bool:
 
 
 def described(job: JobRecord) -> str:
-    """What a learn job has changed, in a few words."""
-    result = job.result or {}
+    """What a learn job has changed, in a few words; no more than its kind if something else has changed its result."""
+    try:
+        return _described(job.result or {}) or job.kind
+    except (AttributeError, KeyError, TypeError):
+        return job.kind
+
+
+def _described(result: dict[str, Any]) -> str:
     parts = []
     new = [each["label"] for each in result.get("classes", ()) if each["new"]]
     more = [each["label"] for each in result.get("classes", ()) if not each["new"]]
@@ -406,7 +411,7 @@ def described(job: JobRecord) -> str:
             parts.append(f"{verb} {_some(labels)}")
     for verb, names in (("renamed", result.get("renamed", {})), ("merged", result.get("merged", {}))):
         parts += [f"{verb} {old} to {new}" for old, new in names.items()]
-    return "; ".join(parts) or job.kind
+    return "; ".join(parts)
 
 
 def _some(labels: Sequence[str]) -> str:
