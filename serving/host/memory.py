@@ -6,11 +6,14 @@ import ctypes
 import gc
 import os
 import threading
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
 LARGE = 4 * 1024 * 1024
+WORK = 0.1
+"""Seconds of processor time: a few requests with photos, or what a worker without requests uses in 20 seconds."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _ARENAS = 2
 """One for the first thread, which has the event loop, and one for all others."""
@@ -59,16 +62,19 @@ def return_memory() -> None:
 
 
 class MemoryWatch:
-    """A thread that returns free memory whenever this process has grown: requests leave holes between blocks in use.
+    """A thread that returns free memory after work, and when this process has grown.
 
-    The holes of small requests count as well. With large pages the kernel fills every hole that it comes across, also
-    in a process that does nothing. A thread, because returning memory would delay an event loop by milliseconds.
+    All requests leave holes between blocks in use, small ones as well. With large pages the kernel fills every hole
+    that it comes across, also in a process that does nothing. It is a thread, because returning memory would delay an
+    event loop by milliseconds.
     """
 
     def __init__(self, every: float = 5.0) -> None:
         self._every = every
         self._least = resident()
         """The least that this process has had since it returned memory."""
+        self._worked = time.process_time()
+        """The processor time that it had used by then."""
         self._end = threading.Event()
 
     def start(self) -> None:
@@ -80,13 +86,14 @@ class MemoryWatch:
         self._end.set()
 
     def look(self) -> bool:
-        """Return free memory if this process has grown by LARGE or more; whether it has."""
+        """Return free memory if this process has worked, or has grown by LARGE or more; whether it has."""
         now = resident()
-        has_grown = now - self._least >= LARGE
-        if has_grown:
+        due = time.process_time() - self._worked >= WORK or now - self._least >= LARGE
+        if due:
             return_memory()
-        self._least = resident() if has_grown else min(self._least, now)
-        return has_grown
+            self._worked = time.process_time()
+        self._least = resident() if due else min(self._least, now)
+        return due
 
     def _run(self) -> None:
         while not self._end.wait(self._every):

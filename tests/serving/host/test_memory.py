@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from serving.host import memory
-from serving.host.memory import LARGE, MemoryWatch, request_large_pages
+from serving.host.memory import LARGE, WORK, MemoryWatch, request_large_pages
 from tests.helpers_serving import ROOT, Server
 from tests.load import workers
 
@@ -88,12 +89,34 @@ def test_the_memory_of_holes_is_returned_once() -> None:
     assert int(left) < LARGE
 
 
-def test_memory_is_returned_once_after_each_growth(monkeypatch: pytest.MonkeyPatch) -> None:
-    returned: list[int] = []
-    monkeypatch.setattr(memory, "return_memory", lambda: returned.append(1))
-    sizes = iter([100, 100 + LARGE - 1, 100 + LARGE, 50 + LARGE, 50 + LARGE, 20, 20 + LARGE, 20])
-    monkeypatch.setattr(memory, "resident", lambda: next(sizes))
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What a MemoryWatch sees of its process, and how often it has returned memory."""
+    process = SimpleNamespace(resident=100, worked=0.0, returned=0)
+
+    def return_memory() -> None:
+        process.returned += 1
+
+    monkeypatch.setattr(memory, "return_memory", return_memory)
+    monkeypatch.setattr(memory, "resident", lambda: process.resident)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(process_time=lambda: process.worked))
+    return process
+
+
+def test_memory_is_returned_once_after_each_growth(watched: SimpleNamespace) -> None:
     watch = MemoryWatch()
-    # It has grown too little; enough, and a little was returned; not again; it has shrunk; it has grown from there.
-    assert [watch.look() for _ in range(5)] == [False, True, False, False, True]
-    assert len(returned) == 2
+    looks = []
+    # It grows too little; enough; not since then; it shrinks; it grows from there.
+    for watched.resident in (100 + LARGE - 1, 100 + LARGE, 100 + LARGE, 20, 20 + LARGE):
+        looks.append(watch.look())
+    assert looks == [False, True, False, False, True]
+    assert watched.returned == 2
+
+
+def test_memory_is_returned_once_after_work(watched: SimpleNamespace) -> None:
+    watch = MemoryWatch()
+    looks = []
+    for watched.worked in (WORK / 2, WORK, WORK * 1.5, WORK * 3, WORK * 3):
+        looks.append(watch.look())
+    assert looks == [False, True, False, True, False]
+    assert watched.returned == 2
