@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.bundle.terminal import escaped
+from serving.bundle.terminal import escaped, one_line
 from training.options import AUTO, CommandParser, add_trunk_weights_option, one_of, run_command
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def export_chosen(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
-    print(summary(exported))
+    print(one_line(summary(exported)))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from serving.bundle.terminal import one_line
 from training.options import add_rule_options, add_unknown_option, one_of, report_errors, run_command, run_parser
 
 
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         from training.show.page import write_page
 
         evaluation = evaluate_chosen(chosen)
-        print(write_page(chosen.run, evaluation, measure(evaluation), chosen.map))
+        print(one_line(write_page(chosen.run, evaluation, measure(evaluation), chosen.map)))
 
     return report_errors(work)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from serving.bundle.terminal import one_line
+
 TERMS = {
     "task": "a few classes that are learned together; tasks are learned one after another",
     "WP, TP": "within-task prediction (the class, given the task); task prediction (which task)",
@@ -33,7 +35,7 @@ class GlossaryParser(argparse.ArgumentParser):
         super().__init__(prog=command, description=description, epilog=note + terms, formatter_class=formatter)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"error: {one_line(message)} (see {self.prog} --help)\n")
 
 
 class ServingParser(GlossaryParser):

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -439,3 +440,24 @@ def test_a_sparse_file_of_a_terabyte_is_refused_in_one_line(
     assert shown.out == ""
     assert shown.err.count("\n") == 1
     assert "golden.npz: corrupt: 1099511627776 bytes; allowed: up to" in shown.err
+
+
+def test_a_bundle_whose_name_would_control_the_terminal_is_escaped(
+    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = shutil.copytree(exported.bundle.path, tmp_path / "a\x1b[31mb")
+    assert verify_command([str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"a\x1b[31mb: " in shown
+
+
+def test_an_export_whose_folder_would_control_the_terminal_is_escaped(
+    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = SimpleNamespace(path=tmp_path / "a\x1b[31mb", manifest=exported.bundle.manifest)
+    monkeypatch.setattr(exporter, "export", lambda *_, **__: written)
+    assert main([str(exported.run.folder), "--out", str(written.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"a\x1b[31mb: " in shown
