@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from serving.bundle.labels import LONGEST_NEW, check_labels, check_new_label, same_label
+from serving.bundle.labels import LONGEST_NEW, check_labels, check_new_label, plain, same_label
 from serving.quarantine.database import Database
 from serving.quarantine.records import (
     Change,
@@ -275,17 +275,17 @@ def _refuse_learned(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def check_label(text: str, known: Collection[str] = ()) -> str:
-    """The class that a person means: one of `known` as it is spelled there, or else a new one without the spaces around
-    its name. Raises a LabelError if no class may have this name."""
+    """The class that a person means: one of `known` as it is spelled there, or else a new one as people see its name.
+    Raises a LabelError if no class may have this name."""
     existing = same_label(text, known)
     try:
         if existing is not None:
             check_labels([existing])
         else:
-            check_new_label(text.strip())
+            check_new_label(plain(text))
     except ValueError as error:
         raise LabelError(str(error)) from None
-    return text.strip() if existing is None else existing
+    return plain(text) if existing is None else existing
 
 
 def _checked_person(who: str) -> str:
