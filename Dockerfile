@@ -21,6 +21,7 @@ RUN groupadd --gid 1034 openworld \
     && install --directory --owner=1034 --group=1034 /var/lib/bentoml /var/lib/openworld
 COPY --from=build /opt/openworld /opt/openworld
 COPY ${BUNDLE} /srv/bundle
+COPY docs/sbom-image.cdx.json /usr/share/doc/openworld/sbom.cdx.json
 # Everything that is written is below /tmp, BENTOML_HOME and /var/lib/openworld, so the root may be read-only.
 ENV PATH=/opt/openworld/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

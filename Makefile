@@ -78,8 +78,8 @@ fuzz: $(VENV)/dev ## Send hostile files and requests for a long time; prints cou
 audit: $(VENV)/audit ## Look up the pinned versions in a database of vulnerabilities (OSV= names a copy, for work without a network)
 	$(if $(OSV),$(PY) .ci/audit.py $(OSV),.venv-audit/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt)
 
-sbom: $(VENV)/audit $(VENV)/serving-only ## Write the bill of materials and the licences of a server into docs/
-	.venv-audit/bin/python .ci/sbom.py .venv-serving/bin/python
+sbom: $(VENV)/audit $(VENV)/serving-only $(VENV)/dev ## Write bills of materials and licences of a server and the image into docs/
+	.venv-audit/bin/python .ci/sbom.py .venv-serving/bin/python $(PY)
 
 release: $(VENV)/dev ## Build wheels, sources, bento and checksums into dist/ (DIST= changes it; DRY=1: even if the tree is not ready)
 	$(PY) .ci/release.py --out $(DIST) $(if $(DRY),--dry-run)

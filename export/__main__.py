@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.bundle.command_line import one_of
-from serving.bundle.terminal import escaped
+from serving.bundle.terminal import escaped, one_line
 from training.options import AUTO, CommandParser, add_trunk_weights_option, run_command
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def export_chosen(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)
         return 130
-    print(summary(exported))
+    print(one_line(summary(exported)))
     return 0
 
 

@@ -100,11 +100,12 @@ def publish(plan: TrainingPlan, folder: Path, *, force: bool, max_loss: float | 
     from export.__main__ import summary
     from export.exporter import export
     from serving.bundle.shelf import Shelf
+    from serving.bundle.terminal import one_line
 
     exported = export(
         plan.folder, folder, shelf=Shelf(folder), quarantine=plan.quarantine, force=force, max_loss=max_loss
     )
-    print(summary(exported))
+    print(one_line(summary(exported)))
     version = exported.manifest.version
     if plan.quarantine is not None:
         count = mark_learned(plan.config, plan.quarantine, version)

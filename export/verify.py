@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from serving.bundle.terminal import escaped
+from serving.bundle.terminal import escaped, one_line
 from training.options import CommandParser, run_command
 
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     manifest = bundle.manifest
     print(
-        f"{chosen.bundle}: {manifest.name} version {manifest.version}: {len(manifest.files)} checksums and "
+        f"{one_line(chosen.bundle)}: {manifest.name} version {manifest.version}: {len(manifest.files)} checksums and "
         f"{len(bundle.golden.pixels)} golden answers in {', '.join(manifest.precisions)} are right"
     )
     return 0

@@ -11,7 +11,7 @@ from serving.bundle import transfer
 from serving.bundle.command_line import ServingParser, one_of
 from serving.bundle.directory import WriteError
 from serving.bundle.errors import BundleError
-from serving.bundle.terminal import escaped
+from serving.bundle.terminal import escaped, one_line
 
 URLS = """\
 URL is a folder, or what fsspec opens: hf://USER/REPOSITORY (extra huggingface), s3://, gs://, az:// and others.
@@ -67,8 +67,8 @@ def _run(work: Callable[[_Progress], transfer.Moved]) -> int:
     manifest = moved.manifest
     total = sum(info.size for info in manifest.files.values())
     print(
-        f"{moved.place}: {manifest.name} version {manifest.version}, {len(manifest.files)} files with the right "
-        f"checksums, {moved.sent / 1e6:.2f} of {total / 1e6:.2f} MB transferred"
+        f"{one_line(moved.place)}: {manifest.name} version {manifest.version}, {len(manifest.files)} files "
+        f"with the right checksums, {moved.sent / 1e6:.2f} of {total / 1e6:.2f} MB transferred"
     )
     return 0
 

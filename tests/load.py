@@ -71,10 +71,12 @@ async def _send(
     replies: list[Reply] = []
 
     async def client() -> None:
-        connection = _Connection()
+        connection = await _Connection.open(port)
         try:
             for number, request in numbered:
-                reply = await connection.ask(port, number, request)
+                if connection.is_closing:
+                    connection = await _Connection.open(port)
+                reply = await connection.ask(number, request)
                 replies.append(reply)
                 if after is not None and (pause := after(reply)):
                     await asyncio.sleep(pause)
@@ -88,7 +90,7 @@ async def _send(
 
 
 class _Connection(asyncio.Protocol):
-    """One client's connection, reopened if the server closed it."""
+    """One connection of a client. It is closed after a response that says so, or by the server."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -96,10 +98,18 @@ class _Connection(asyncio.Protocol):
         self._waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
         self._head_only = False
 
-    async def ask(self, port: int, number: int, request: bytes) -> Reply:
+    @classmethod
+    async def open(cls, port: int) -> _Connection:
+        # Each has its own object: one with much left to send may be lost long after it was closed.
+        _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return connection
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    async def ask(self, number: int, request: bytes) -> Reply:
         loop = asyncio.get_running_loop()
-        if self._transport is None or self._transport.is_closing():
-            await loop.create_connection(lambda: self, "127.0.0.1", port)
         assert self._transport is not None
         self._buffer, self._waiting = b"", loop.create_future()
         self._head_only = request.startswith(b"HEAD ")

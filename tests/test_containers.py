@@ -70,7 +70,8 @@ def test_the_image_has_two_stages_and_no_rights(stages: list[list[tuple[str, str
     (check,) = [words for name, words in last if name == "HEALTHCHECK"]
     assert re.search(r"127\.0\.0\.1:3000(/\w+)", check)[1] in PROBES  # type: ignore[index]
     # Of the first stage, only the installed packages are in the image.
-    assert [words.split()[0] for name, words in last if name == "COPY"] == ["--from=build", "${BUNDLE}"]
+    copied = [words.split()[0] for name, words in last if name == "COPY"]
+    assert copied == ["--from=build", "${BUNDLE}", "docs/sbom-image.cdx.json"]
     settings = dict(word.split("=", 1) for name, words in last if name == "ENV" for word in shlex.split(words))
     assert {name for name in settings if name.startswith(PREFIX)} <= VARIABLES
     assert settings["BENTOML_HOST"] == "0.0.0.0"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import metadata
+from collections.abc import Iterable
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.helpers_serving import ROOT
 
@@ -39,41 +42,86 @@ ENTRY = {
 }
 
 
-@pytest.fixture(scope="module")
-def bill() -> dict[str, Any]:
-    return dict(json.loads((ROOT / "docs/sbom.cdx.json").read_text()))
+BILLS = ("sbom.cdx.json", "sbom-image.cdx.json")
+BESIDE = {"postgres", "client", "huggingface", "batch", "ray", "umap"}
+"""The extras that a server, or a command beside it, uses."""
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def components(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((ROOT / "docs" / name).read_text())["components"])
+
+
+def extras() -> dict[str, list[str]]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def closure(requirements: Iterable[str]) -> set[str]:
+    """The names of all packages that are needed, as they are installed here."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(text, "") for text in requirements]
+    while waiting:
+        text, of = waiting.pop()
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": of}):
+            continue
+        for extra in ("", *wanted.extras):
+            if (key := (normal(wanted.name), extra)) not in found:
+                found.add(key)
+                waiting += [(each, extra) for each in distribution(wanted.name).requires or ()]
+    return {name for name, _ in found}
 
 
 @pytest.mark.skipif(not SERVING.exists(), reason="`make test` installs .venv-serving")
-def test_the_bill_of_materials_is_what_a_server_installs(bill: dict[str, Any]) -> None:
+def test_the_bill_of_materials_is_what_a_server_installs() -> None:
     found = subprocess.run([SERVING, "-c", LISTED], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     installed = {(name, version) for name, version in json.loads(found.stdout)}
     tools = {"openworld", "pip", "setuptools"}
-    listed = {(each["name"], each["version"]) for each in bill["components"]}
+    listed = {(each["name"], each["version"]) for each in components(BILLS[0])}
     assert listed == {(name, version) for name, version in installed if name not in tools}, "run `make sbom`"
 
 
-def test_every_package_of_the_bill_has_a_licence_and_is_listed(bill: dict[str, Any]) -> None:
+@pytest.mark.parametrize("bill", BILLS)
+def test_every_package_of_a_bill_has_a_licence_and_is_listed(bill: str) -> None:
     page = (ROOT / "docs/reference/licences.md").read_text()
-    for each in bill["components"]:
+    for each in components(bill):
         assert each["licenses"], each["name"]
         assert f"| {each['name']} | {each['version']} | " in page
     assert "not stated" not in page
 
 
-def test_every_package_of_an_extra_that_a_server_uses_has_a_licence() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs/reference/licences.md").read_text().splitlines()]
-    terms = {row[0].strip("`"): row[1:] for row in rows if len(row) == 3 and row[0].startswith("`")}
+def test_the_bill_of_the_image_has_all_that_its_extras_need() -> None:
+    build = (ROOT / "Dockerfile").read_text()
+    (installed,) = re.findall(r'"\.\[([a-z,]+)\]"', build)
+    needed = closure(text for extra in installed.split(",") for text in extras()[extra])
+    server, image = ({(normal(each["name"]), each["version"]) for each in components(name)} for name in BILLS)
+    assert {name for name, _ in image} == {name for name, _ in server} | needed, "run `make sbom`"
+    assert server <= image
+    # Docker gets only what .dockerignore allows.
+    assert "COPY docs/sbom-image.cdx.json /usr/share/doc/openworld/sbom.cdx.json\n" in build
+    assert "!docs/sbom-image.cdx.json\n" in (ROOT / ".dockerignore").read_text()
+
+
+def test_every_package_that_an_extra_needs_is_listed_with_its_version_and_licence() -> None:
     of_others = {"train", "photos", "timm", "tensorboard", "mlflow", "wandb", "dev", "bench", "collector"}
-    assert set(terms) == set(extras) - of_others
-    for extra, (packages, licence) in terms.items():
-        for requirement in extras[extra]:
-            name = requirement.partition("[")[0]
-            assert name in packages.split(", ")
-            declared = metadata(name)
-            stated = str(declared.get("License-Expression") or declared.get("License"))
-            assert stated.replace(" ", "-") in (licence, licence.removesuffix("-3-Clause"))
+    assert set(extras()) == BESIDE | of_others
+    text = (ROOT / "docs/reference/licences.md").read_text()
+    of_extras = text.partition("## Packages that extras add")[2]
+    listed = {}
+    for line in of_extras.splitlines():
+        if (row := line.strip("| ").split(" | "))[1:2] not in ([], ["version"]):
+            listed[normal(row[0])] = (row[1], row[2], set(re.findall(r"`(\w+)`", row[3])))
+    server = {normal(each["name"]) for each in components(BILLS[0])}
+    needed = {extra: closure(extras()[extra]) - server for extra in BESIDE}
+    assert set(listed) == set().union(*needed.values()), "run `make sbom`"
+    for name, (version, licence, by) in listed.items():
+        assert by == {extra for extra in BESIDE if name in needed[extra]}
+        assert version == distribution(name).version
+        assert licence
+    assert listed["psycopg-binary"][1] == "LGPL-3.0-only"
 
 
 def audit(database: Path, pins: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+from serving.bundle.terminal import one_line
 from training.options import CommandParser, add_json_option, report_errors, run_command
 
 
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.clear:
             removed = clear(folder)
             text = json.dumps({"folder": str(folder), "removed": removed})
-            print(text if chosen.json else f"{folder}: {shown(removed)} removed")
+            print(text if chosen.json else f"{one_line(folder)}: {shown(removed)} removed")
             return
         found = [
             {**part.about(), "bytes": part.bytes, "used": part.used, "folder": str(part.folder)}
@@ -34,11 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.json:
             print(json.dumps({"folder": str(folder), "limit": cache_limit(), "parts": found}, indent=2))
             return
-        print(f"{folder}: {shown(sum(part['bytes'] for part in found))} of {cache_limit() / GB:g} GB")
+        print(f"{one_line(folder)}: {shown(sum(part['bytes'] for part in found))} of {cache_limit() / GB:g} GB")
         for part in found:
             name = f"{part['trunk']} at {part['size']}, view {part['view']}" if "trunk" in part else "digests of files"
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(part["used"]))
-            print(f"  {shown(part['bytes']):>10}  last used {used}  {name}")
+            print(f"  {shown(part['bytes']):>10}  last used {used}  {one_line(name)}")
 
     return report_errors(work)
 

@@ -15,7 +15,7 @@ from models.backbones import BACKBONES
 from models.masks import MECHANISMS
 from models.trunks import DEFAULT_TRUNK, TRUNKS
 from serving.bundle.command_line import one_of
-from serving.bundle.terminal import escaped, log_to_terminal
+from serving.bundle.terminal import escaped, log_to_terminal, one_line
 from training.options import (
     DEFAULT_RUN,
     LOSSES,
@@ -236,7 +236,7 @@ def run_training(
         print(f"error: {escaped(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\nstopped; {how_to_continue(plan, chosen)}", file=sys.stderr)
+        print(f"\nstopped; {one_line(how_to_continue(plan, chosen))}", file=sys.stderr)
         return 130
     finally:
         reporter.end()
@@ -249,7 +249,7 @@ def print_next_step(plan: TrainingPlan) -> None:
         command = ["openworld", "export", folder, "--out", str(plan.folder / "bundle")]
     else:
         command = ["openworld", "learn-unknowns", folder, "--quarantine", plan.quarantine.public, "--publish", "SHELF"]
-    print(f"run: {folder}    next: {shlex.join(command)}", file=sys.stderr)
+    print(one_line(f"run: {folder}    next: {shlex.join(command)}"), file=sys.stderr)
 
 
 def _refuse_publish(chosen: argparse.Namespace) -> int:
@@ -261,7 +261,8 @@ def _refuse_publish(chosen: argparse.Namespace) -> int:
         if (value := getattr(chosen, name)) is not None:
             words += [f"--{name.replace('_', '-')}", without_secrets(str(value))]
     words += ["--resume"] if chosen.resume else []
-    print(f"error: training does not publish; learn and publish with: {shlex.join(words)}", file=sys.stderr)
+    message = f"error: training does not publish; learn and publish with: {shlex.join(words)}"
+    print(one_line(message), file=sys.stderr)
     return 2
 
 

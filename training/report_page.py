@@ -3,6 +3,7 @@
 import sys
 
 from serving.bundle.command_line import one_of
+from serving.bundle.terminal import one_line
 from training.options import add_rule_options, add_unknown_option, report_errors, run_command, run_parser
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         from training.show.page import write_page
 
         evaluation = evaluate_chosen(chosen)
-        print(write_page(chosen.run, evaluation, measure(evaluation), chosen.map))
+        print(one_line(write_page(chosen.run, evaluation, measure(evaluation), chosen.map)))
 
     return report_errors(work)
 

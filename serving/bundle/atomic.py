@@ -7,12 +7,13 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-_HERE, _EXCHANGE = -100, 2
-"""AT_FDCWD and RENAME_EXCHANGE of Linux."""
+_HERE, _EXCHANGE, _SWAP = -100, 2, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux, and RENAME_SWAP of macOS."""
 
 
 @contextmanager
@@ -47,17 +48,30 @@ def exchange(one: Path, other: Path) -> bool:
     """Exchange two names in one step; False, and nothing is changed, where the system cannot do that.
 
     Python has no function for it. Linux has had renameat2 with this flag since 2014, documented in rename(2), and glibc
-    since 2018; some file systems, such as NFS, do not support it.
+    since 2018; some file systems, such as NFS, do not support it. macOS has had renamex_np since 10.12, documented in
+    rename(2) there; this way has not been tried on a Mac, only with a stand-in for the system's library.
     """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
+    swap = _swap_of(ctypes.CDLL(None, use_errno=True))
+    if swap is None:
         return False
-    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
+    if swap(os.fsencode(one), os.fsencode(other)) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP):
         return False
     raise OSError(code, os.strerror(code), str(one), None, str(other))
+
+
+def _swap_of(library: Any) -> Callable[[bytes, bytes], int] | None:
+    """The system's function that exchanges two paths and returns 0, or sets errno; None if it has none."""
+    text, flags = ctypes.c_char_p, ctypes.c_uint
+    if (renameat2 := getattr(library, "renameat2", None)) is not None:
+        renameat2.argtypes = (ctypes.c_int, text, ctypes.c_int, text, flags)
+        return lambda one, other: int(renameat2(_HERE, one, _HERE, other, _EXCHANGE))
+    if (renamex_np := getattr(library, "renamex_np", None)) is not None:
+        renamex_np.argtypes = (text, text, flags)
+        return lambda one, other: int(renamex_np(one, other, _SWAP))
+    return None
 
 
 @contextmanager

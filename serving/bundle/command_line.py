@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from serving.bundle.labels import did_you_mean
+from serving.bundle.terminal import one_line
 
 TERMS = {
     "task": "a few classes that are learned together; tasks are learned one after another",
@@ -64,7 +65,7 @@ class GlossaryParser(argparse.ArgumentParser):
         return f"no such option: got {unknown}; allowed: {', '.join(names)}{did_you_mean(unknown, names)}"
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"error: {one_line(message)} (see {self.prog} --help)\n")
 
 
 class ServingParser(GlossaryParser):

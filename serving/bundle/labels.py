@@ -5,6 +5,9 @@ There are two rules: a model that exists may have longer names, and spaces aroun
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -36,11 +39,24 @@ def is_new_label(label: str) -> bool:
     return fits and label != UNKNOWN
 
 
+def plain(text: str) -> str:
+    """A name as people see it: without spaces around it and double ones in it, and with accents composed (NFC)."""
+    return re.sub(" {2,}", " ", unicodedata.normalize("NFC", text).strip())
+
+
 def same_label(text: str, labels: Iterable[str]) -> str | None:
-    """The label that a person means by this text: equal, or else equal without the spaces around both."""
-    stripped = text.strip()
-    found = [label for label in labels if label.strip() == stripped]
+    """The label that a person means by this text: equal, or else one that looks the same."""
+    looks = plain(text)
+    found = [label for label in labels if plain(label) == looks]
     return text if text in found else next(iter(found), None)
+
+
+def alike(labels: Iterable[str]) -> list[tuple[str, ...]]:
+    """The different labels that look the same to people, such as "cat" and "cat "."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for label in dict.fromkeys(labels):
+        found[plain(label)].append(label)
+    return [tuple(some) for some in found.values() if len(some) > 1]
 
 
 def did_you_mean(got: str, names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ The reader owns the format; the exporter writes through the same classes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -345,9 +346,14 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
 
 def _read_checked(folder: Path, manifest: Manifest, name: str) -> bytes:
     path, info = folder / name, manifest.files[name]
+    most = MOST_METADATA if name in (RULE, GOLDEN) else MOST_BYTES
+    if not 0 <= info.size <= most:
+        raise BundleError(f"{path}: cannot be read: {info.size} bytes by the manifest; allowed: up to {most}")
     try:
-        content = read_regular(path, MOST_METADATA if name in (RULE, GOLDEN) else MOST_BYTES)
+        content = read_regular(path, info.size)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BundleError(f"{path}: corrupt: {error.strerror}, as the manifest records; {EXPORT_AGAIN}") from error
         raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
     if (got := sha256(content)) != info.sha256:
         raise BundleError(

@@ -13,6 +13,11 @@ def escaped(text: object) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in shown)
 
 
+def one_line(text: object) -> str:
+    """The text with its line breaks escaped as well."""
+    return escaped(text).replace("\n", "\\n")
+
+
 class EscapingFormatter(logging.Formatter):
     """Escapes whole log messages, with their arguments and tracebacks."""
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from serving.errors import BusyError
-from serving.host.memory import LARGE, return_memory
 
 Reserve = Callable[[int], None]
 
@@ -41,6 +40,3 @@ class InflightBytes:
             yield reserve
         finally:
             self.bytes -= own
-            if own >= LARGE and not self.bytes:
-                # A large body arrives in thousands of small blocks, which leave holes.
-                return_memory()

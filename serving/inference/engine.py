@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 from serving.bundle.model import BundleModel
 from serving.bundle.pixels import Limits
 from serving.host.cpus import available_cpus, plan_cpus
-from serving.host.memory import map_large_blocks
+from serving.host.memory import MemoryWatch, limit_free_memory
 from serving.host.preflight import create_group, first_bundle
 from serving.inference.loaded import LoadedModel
 from serving.inference.queue import InferenceQueue
@@ -36,7 +36,8 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._plan = plan_cpus(settings, available_cpus())
-        map_large_blocks()
+        limit_free_memory()
+        self._memory = MemoryWatch()
         self._follower: Follower | None = None
         self.swaps: SwapLeader | None = None
         if settings.swappable:
@@ -92,6 +93,7 @@ class Engine:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
+        self._memory.start()
 
     def switch(self, loaded: LoadedModel) -> None:
         """Use another model for new requests; called in a thread of its own."""
@@ -102,6 +104,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the threads; all accepted requests have been answered by now."""
+        self._memory.close()
         if self._autonomy is not None:
             self._autonomy.close()
         if self.swaps is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from serving.quarantine.records import Caps, ItemState, Usage
-from serving.quarantine.rows import STATES
-from serving.quarantine.schema import items
+from serving.quarantine.rows import STATES, is_count
+from serving.quarantine.schema import items, sum_of
 
 DAY = 86_400.0
 
@@ -21,7 +21,7 @@ _PAGE = 500
 
 def usage(connection: Connection, *wanted: ColumnElement[bool]) -> Usage:
     """The number and size of all items, or of those that match."""
-    counted = select(items.c.state, func.count(), func.sum(items.c.bytes)).where(*wanted).group_by(items.c.state)
+    counted = select(items.c.state, func.count(), sum_of(items.c.bytes)).where(*wanted).group_by(items.c.state)
     rows = connection.execute(counted).all()
     return Usage(
         sum(row[1] for row in rows),
@@ -56,5 +56,5 @@ def _removal_candidates(connection: Connection, wanted: ColumnElement[bool]) -> 
         query = query.order_by(items.c.received_at, items.c.id)
         offset = 0
         while rows := connection.execute(query.limit(_PAGE).offset(offset)).all():
-            yield from ((row[0], row[1]) for row in rows)
+            yield from ((row[0], row[1] if is_count(row[1]) else 0) for row in rows)
             offset += _PAGE

@@ -179,9 +179,15 @@ def _engine(url: URL) -> Engine:
 def _set_up_sqlite(connection: sqlite3.Connection, record: object) -> None:
     # Transactions are begun explicitly: Python would begin them late, and without the write lock.
     connection.isolation_level = None
+    # One text that is not UTF-8 would make whole queries fail. PostgreSQL takes none.
+    connection.text_factory = _text
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _text(content: bytes) -> str:
+    return content.decode(errors="replace")
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from serving.quarantine.database import Database
 from serving.quarantine.labels import LabelledItems, check_label, chunks, existing_ids, label_state, note, set_values
 from serving.quarantine.records import Example, LabelError
+from serving.quarantine.rows import example_of, is_text
 from serving.quarantine.schema import drafts, items
 
 LABELLED = ("named", "known")
@@ -30,7 +31,7 @@ class TaughtItems(LabelledItems):
         if label is not None:
             query = query.where(items.c.label == label)
         with self._database.reading() as connection:
-            return [Example(*row) for row in connection.execute(query)]
+            return _whole(connection.execute(query))
 
     def with_digests(self, digests: Sequence[str]) -> list[Example]:
         """The items of these image files, labelled or not."""
@@ -38,7 +39,7 @@ class TaughtItems(LabelledItems):
         with self._database.reading() as connection:
             for some in chunks(list(digests)):
                 rows = connection.execute(select(*_COLUMNS).where(items.c.sha256.in_(some)))
-                found += [Example(*row) for row in rows]
+                found += _whole(rows)
         return found
 
     def count_new(self) -> int:
@@ -96,9 +97,10 @@ class TaughtItems(LabelledItems):
             note(connection, who, "begin", 0, label)
 
     def drafts(self) -> dict[str, tuple[str, float]]:
-        """Classes that were begun: who did, and when."""
+        """Classes that were begun: who did, and when. Without those whose row something else has changed."""
         with self._database.reading() as connection:
-            return {row.label: (row.who, row.at) for row in connection.execute(select(drafts).order_by(drafts.c.label))}
+            rows = connection.execute(select(drafts).order_by(drafts.c.label)).all()
+        return {row.label: (row.who, row.at) for row in rows if is_text(row.label) and is_text(row.who)}
 
 
 class PublishedLabels(NamedTuple):
@@ -119,6 +121,11 @@ class PublishedLabels(NamedTuple):
         for label, new in self.renamed.items():
             _relabel(connection, label, new, self.known, who)
         _settle(connection, self.known, self.what, who)
+
+
+def _whole(rows: Iterable[Sequence[Any]]) -> list[Example]:
+    """The examples in rows, without damaged ones."""
+    return [found for row in rows if (found := example_of(row)) is not None]
 
 
 def _relabel(connection: Connection, label: str, new: str, known: Collection[str], who: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from serving.bundle.labels import LONGEST_NEW, check_labels, check_new_label, same_label
+from serving.bundle.labels import LONGEST_NEW, check_labels, check_new_label, plain, same_label
 from serving.quarantine.database import Database
 from serving.quarantine.records import (
     Change,
@@ -21,8 +21,8 @@ from serving.quarantine.records import (
     LearnedError,
     UnknownIdError,
 )
-from serving.quarantine.rows import STATES
-from serving.quarantine.schema import changes, groups, items, resemblances
+from serving.quarantine.rows import STATES, change_of, is_text
+from serving.quarantine.schema import changes, groups, items, resemblances, sum_of
 
 _KEYS_PER_STATEMENT = 1000
 """Ids or file names per statement; databases limit them."""
@@ -64,7 +64,7 @@ class LabelledItems:
         counted = select(items.c.label, func.count()).where(items.c.state == "named").group_by(items.c.label)
         with self._database.reading() as connection:
             found = connection.execute(counted)
-            return dict(sorted((label, count) for label, count in found if isinstance(label, str)))
+            return dict(sorted((label, count) for label, count in found if is_text(label)))
 
     def mark_learned(self, learned: Mapping[str, Sequence[int]], version: str) -> int:
         """Mark {label: ids} as learned; items that were renamed, cleared or deleted meanwhile are skipped."""
@@ -80,7 +80,7 @@ class LabelledItems:
     def groups(self) -> list[ItemGroup]:
         """All groups, those with new items first, each in the order in which they were found."""
         key = (items.c.group, items.c.state, items.c.label)
-        counted = select(*key, func.count(), func.sum(items.c.copies)).where(items.c.group.is_not(None)).group_by(*key)
+        counted = select(*key, func.count(), sum_of(items.c.copies)).where(items.c.group.is_not(None)).group_by(*key)
         parts: dict[int, list[Any]] = defaultdict(list)
         with self._database.reading() as connection:
             for row in connection.execute(counted):
@@ -192,7 +192,7 @@ class LabelledItems:
         columns = [changes.c[name] for name in Change._fields]
         with self._database.reading() as connection:
             rows = connection.execute(select(*columns).order_by(changes.c.id.desc()).limit(limit))
-            return [Change(*row) for row in rows]
+            return [change_of(row) for row in rows]
 
 
 def label_state(label: str | None, known: Collection[str]) -> ItemState:
@@ -222,11 +222,11 @@ def _group(row: Any, members: Sequence[Any]) -> ItemGroup:
     for _, state, label, count, _ in members:
         # A state that does not exist is that of a damaged row, which is shown as new.
         states[state if state in STATES else "new"] += count
-        labels[label if isinstance(label, str) else None] += count
+        labels[label if is_text(label) else None] += count
     return ItemGroup(
         id=row.id,
-        cohesion=row.cohesion if isinstance(row.cohesion, float) else 0.0,
-        near_class=row.near_class if isinstance(row.near_class, str) else None,
+        cohesion=row.cohesion if isinstance(row.cohesion, float) and 0 <= row.cohesion <= 1 else 0.0,
+        near_class=row.near_class if is_text(row.near_class) else None,
         shifted=row.shifted is True,
         size=sum(states.values()),
         copies=int(sum(copies for *_, copies in members)),
@@ -275,17 +275,17 @@ def _refuse_learned(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def check_label(text: str, known: Collection[str] = ()) -> str:
-    """The class that a person means: one of `known` as it is spelled there, or else a new one without the spaces around
-    its name. Raises a LabelError if no class may have this name."""
+    """The class that a person means: one of `known` as it is spelled there, or else a new one as people see its name.
+    Raises a LabelError if no class may have this name."""
     existing = same_label(text, known)
     try:
         if existing is not None:
             check_labels([existing])
         else:
-            check_new_label(text.strip())
+            check_new_label(plain(text))
     except ValueError as error:
         raise LabelError(str(error)) from None
-    return text.strip() if existing is None else existing
+    return plain(text) if existing is None else existing
 
 
 def _checked_person(who: str) -> str:

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Double, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    case,
+    func,
+)
 
 VERSION = 1
 """The format version of the tables; a database with another one is refused."""
@@ -107,3 +122,8 @@ changes = Table(
     Column("items", Integer, nullable=False),
     Column("detail", Text, nullable=False),
 )
+
+
+def sum_of(column: Column[int]) -> ColumnElement[int]:
+    """The sum of numbers of bytes or copies, without what something else has put there: SQLite takes any value."""
+    return func.sum(case((column.between(0, 2**31 - 1), column), else_=0))

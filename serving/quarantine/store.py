@@ -29,7 +29,7 @@ from serving.quarantine.records import (
     UnknownIdError,
     Usage,
 )
-from serving.quarantine.rows import item_of
+from serving.quarantine.rows import item_of, outlined_of
 from serving.quarantine.schema import items
 from serving.telemetry import log
 
@@ -104,7 +104,7 @@ class Store(TaughtItems):
         """Number, group, state and label of every item, without reading the rest of the rows."""
         query = select(items.c.id, items.c.group, items.c.state, items.c.label).order_by(items.c.id)
         with self._database.reading() as connection:
-            return [Outlined(*row) for row in connection.execute(query)]
+            return [outlined_of(row) for row in connection.execute(query)]
 
     def features(self, ids: Sequence[int]) -> dict[int, NDArray[np.float32]]:
         """The features of items by number; damaged ones are left out."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving import errors
+from serving.bundle.labels import plain, same_label
 from serving.teaching.curriculum import check_label
 from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
@@ -28,9 +29,11 @@ class ChangedClasses(NamedTuple):
 
 def rename(teacher: Teacher, who: str, label: str, new: str, *, accept: bool) -> ChangedClasses:
     """Give a class another name."""
+    new = plain(new)
     check_label(new)
     _check_known(teacher, [label])
-    if new in all_labels(teacher):
+    # A name may be changed to another spelling of itself, such as the one without a space behind it.
+    if new == label or same_label(new, all_labels(teacher) - {label}) is not None:
         allowed = "a new name, or to merge the classes"
         raise errors.ClassExistsError("there is such a class", got=repr(new), allowed=allowed)
     known = teacher.current().labels

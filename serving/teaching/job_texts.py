@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from serving.teaching.jobs import JobRecord
 from serving.teaching.lesson_job import Wanted
 
 
 def described(job: JobRecord) -> str:
-    """What a learn job has changed, in a few words."""
-    result = job.result or {}
+    """What a learn job has changed, in a few words; no more than its kind if something else has changed its result."""
+    try:
+        return _changed(job.result or {}) or job.kind
+    except (AttributeError, KeyError, TypeError):
+        return job.kind
+
+
+def _changed(result: dict[str, Any]) -> str:
     parts = []
     new = [each["label"] for each in result.get("classes", ()) if each["new"]]
     more = [each["label"] for each in result.get("classes", ()) if not each["new"]]
@@ -19,7 +26,7 @@ def described(job: JobRecord) -> str:
             parts.append(f"{verb} {_some(labels)}")
     for verb, names in (("renamed", result.get("renamed", {})), ("merged", result.get("merged", {}))):
         parts += [f"{verb} {old} to {new}" for old, new in names.items()]
-    return "; ".join(parts) or job.kind
+    return "; ".join(parts)
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -5,15 +5,18 @@
             -> failed
 
 A job runs in a process of its own, which may be killed. It shows every few seconds that it lives; one that has not done
-so for long has failed.
+so for long has failed. How long that is, every process that looks at a job measures for itself: clocks of servers may
+differ, and they may be set.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, insert, select, update
 
@@ -21,17 +24,19 @@ from serving.quarantine.database import Database
 from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.labels import note
 from serving.quarantine.records import StoreError, UnknownIdError
+from serving.quarantine.rows import is_text, is_time, json_object
 from serving.quarantine.schema import jobs
 
 JobKind = Literal["learn", "group", "auto"]
 JobState = Literal["running", "done", "failed", "accepted", "discarded"]
 
 SHOWN_EVERY, LOST_AFTER = 2.0, 30.0
-"""Seconds between two signs of life of a job, and after which it counts as lost."""
+"""Seconds between two signs of life of a job, and without one after which it counts as lost."""
 PUBLISHED_WITHIN = 20.0
 """Seconds after its end in which a job that publishes itself is not discarded by the next one."""
 REPLACED = "replaced by a later job"
 """The last step of a job that was discarded by the next one, and not by a person."""
+DAMAGED = "its row was changed by something else"
 LOST = "the process that ran it has ended; start it again"
 
 
@@ -71,7 +76,20 @@ class JobRecord:
     @property
     def seconds(self) -> float:
         """How long it took, or takes so far."""
-        return (self.ended_at or time.time()) - self.started_at
+        return max(0.0, (self.ended_at or time.time()) - self.started_at)
+
+    @property
+    def ended_ago(self) -> float:
+        """The seconds since its end. After a clock was set back they are many, as after one was set forward."""
+        return abs(time.time() - (self.ended_at or 0.0))
+
+
+class _Look(NamedTuple):
+    """When a running job was first seen with this sign of life, by the clock that nobody sets."""
+
+    job: int
+    seen_at: str
+    first: float
 
 
 class Jobs:
@@ -79,21 +97,22 @@ class Jobs:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._look: _Look | None = None
+        self._looking = threading.Lock()
 
     def start(self, kind: JobKind, who: str, base: str, request: dict[str, Any]) -> JobRecord:
         """Begin a job and discard candidates that nobody has accepted; raises a JobBusyError while another job runs."""
         now = time.time()
         with self._database.writing() as connection:
-            self._fail_lost(connection)
-            running = connection.execute(select(jobs).where(jobs.c.state == "running")).first()
-            if running is not None:
-                since = f"{time.time() - running.started_at:.0f} seconds ago"
-                raise JobBusyError(f"job {running.id} ({running.kind}) of {running.who}, begun {since}")
+            row = connection.execute(select(jobs).where(jobs.c.state == "running")).first()
+            if row is not None and not self._failed_as_lost(connection, row.id, row.seen_at):
+                running = _record(row)
+                raise JobBusyError(f"{_named(running)}, begun {running.seconds:.0f} seconds ago")
             if kind != "group":
                 waiting = (jobs.c.state == "done") & (jobs.c.kind != "group")
-                for row in connection.execute(select(jobs).where(waiting, jobs.c.ended_at > now - PUBLISHED_WITHIN)):
-                    if row.base == base and _record(row).asks:
-                        raise JobBusyError(f"job {row.id} ({row.kind}) of {row.who}, which is being published")
+                for done in map(_record, connection.execute(select(jobs).where(waiting))):
+                    if done.base == base and done.asks and done.ended_ago < PUBLISHED_WITHIN:
+                        raise JobBusyError(f"{_named(done)}, which is being published")
                 connection.execute(update(jobs).where(waiting).values(state="discarded", step=REPLACED))
             values = {
                 "kind": kind,
@@ -113,9 +132,9 @@ class Jobs:
     def get(self, job_id: int) -> JobRecord:
         with self._database.reading() as connection:
             found = self._one(connection, job_id)
-        if found.state == "running" and found.seen_at < time.time() - LOST_AFTER:
+        if found.state == "running" and self._is_lost(job_id, found.seen_at):
             with self._database.writing() as connection:
-                self._fail_lost(connection)
+                self._failed_as_lost(connection, job_id, found.seen_at)
                 found = self._one(connection, job_id)
         return found
 
@@ -124,7 +143,8 @@ class Jobs:
         with self._database.reading() as connection:
             is_open = (jobs.c.state == "running") | ((jobs.c.state == "done") & (jobs.c.kind != "group"))
             open_jobs = select(jobs.c.id).where(is_open).order_by(jobs.c.id.desc())
-            recent = select(jobs.c.id).where(jobs.c.started_at > time.time() - within).order_by(jobs.c.id.desc())
+            around = jobs.c.started_at.between(time.time() - within, time.time() + within)
+            recent = select(jobs.c.id).where(around).order_by(jobs.c.id.desc())
             found = connection.execute(open_jobs).scalar() or connection.execute(recent).scalar()
         return None if found is None else self.get(found)
 
@@ -225,10 +245,26 @@ class Jobs:
         with self._database.writing() as connection:
             connection.execute(update(jobs).where(own).values(values | {"ended_at": now, "seen_at": now}))
 
-    def _fail_lost(self, connection: Connection) -> None:
-        lost = (jobs.c.state == "running") & (jobs.c.seen_at < time.time() - LOST_AFTER)
+    def _is_lost(self, job_id: int, seen_at: float) -> bool:
+        """Whether a running job has shown no sign of life since this process saw it LOST_AFTER seconds ago.
+
+        A process that has just started waits as long, from its first look at a job.
+        """
+        now = time.monotonic()
+        with self._looking:
+            look = self._look
+            # As text, because NaN would never be the same.
+            if look is None or (look.job, look.seen_at) != (job_id, str(seen_at)):
+                look = self._look = _Look(job_id, str(seen_at), now)
+            return now - look.first >= LOST_AFTER
+
+    def _failed_as_lost(self, connection: Connection, job_id: int, seen_at: float) -> bool:
+        """Whether a running job is lost; it has failed by that, unless it has shown meanwhile that it lives."""
+        if not self._is_lost(job_id, seen_at):
+            return False
+        own = (jobs.c.id == job_id) & (jobs.c.state == "running") & (jobs.c.seen_at == seen_at)
         values = {"state": "failed", "error": LOST, "ended_at": jobs.c.seen_at}
-        connection.execute(update(jobs).where(lost).values(values))
+        return connection.execute(update(jobs).where(own).values(values)).rowcount == 1
 
     def _one(self, connection: Connection, job_id: int) -> JobRecord:
         row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
@@ -237,9 +273,45 @@ class Jobs:
         return _record(row)
 
 
+def _is_folder_name(value: object) -> bool:
+    """Whether it is the name of a folder on the shelf, and not a path to another one."""
+    return is_text(value) and value not in ("", ".", "..") and Path(value).name == value
+
+
+def _named(job: JobRecord) -> str:
+    return f"job {job.id} ({job.kind}) of {job.who}"
+
+
 def _record(row: Any) -> JobRecord:
+    """The job in a row; one that something else has changed has failed, and nothing that it contains is trusted."""
     values = row._asdict()
-    result = values.pop("result")
+    request, stored = json_object(values.pop("request")), values.pop("result")
+    result = None if stored is None else json_object(stored)
+    is_whole = (
+        values["kind"] in get_args(JobKind)
+        and values["state"] in get_args(JobState)
+        and all(map(is_time, (values["started_at"], values["seen_at"], values["ended_at"] or 0.0)))
+        and all(map(is_text, (values["who"], values["step"], values["error"] or "")))
+        and _is_folder_name(values["base"])
+        and (values["candidate"] is None or _is_folder_name(values["candidate"]))
+        and isinstance(values["progress"], float)
+        and 0 <= values["progress"] <= 1
+    )
+    if is_whole and request is not None and (stored is None or result is not None):
+        return JobRecord(**values, request=request, result=result)
     return JobRecord(
-        **values | {"request": json.loads(values["request"]), "result": None if result is None else json.loads(result)}
+        id=values["id"],
+        kind=values["kind"] if values["kind"] in get_args(JobKind) else "learn",
+        state="failed",
+        who=values["who"] if is_text(values["who"]) else "",
+        started_at=values["started_at"] if is_time(values["started_at"]) else 0.0,
+        seen_at=0.0,
+        ended_at=0.0,
+        progress=0.0,
+        step="",
+        request={},
+        base="",
+        candidate=None,
+        error=DAMAGED,
+        result=None,
     )

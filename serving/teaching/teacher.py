@@ -11,7 +11,6 @@ import contextlib
 import shutil
 import subprocess
 import threading
-import time
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import asdict
@@ -222,7 +221,7 @@ class Teacher:
         if self._served_by_all():
             self._note_published()
         for job in self.jobs.waiting():
-            if job.asks and job.id not in self._tried and time.time() > (job.ended_at or 0.0) + DUE_AFTER:
+            if job.asks and job.id not in self._tried and job.ended_ago > DUE_AFTER:
                 threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
 
     def _served_by_all(self) -> bool:
@@ -236,7 +235,7 @@ class Teacher:
             return f"the gate objects, because {objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
             return "another version was published meanwhile"
-        if time.time() > (job.ended_at or 0.0) + GIVE_UP_AFTER:
+        if job.ended_ago > GIVE_UP_AFTER:
             return "it could not be published"
         return None
 

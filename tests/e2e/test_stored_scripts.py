@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,11 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from serving.bundle.embedding import Embedding
+from serving.bundle.layout import EMBEDDING
 from serving.bundle.shelf import Shelf
 from serving.quarantine.records import FoundGroup
 from serving.quarantine.store import Store
 from tests import helpers_serving, helpers_teaching
-from tests.helpers_quarantine import arrival, arrivals
+from tests.e2e.test_map import box, on_canvas
+from tests.helpers_quarantine import FEATURES, arrival, arrivals
 from tests.helpers_serving import PATIENCE, Server, eventually, image_bytes, serving, write_bundle
 from training import fit
 
@@ -50,6 +54,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         patch.setattr(helpers_serving, "LABELS", (SCRIPTS[:2], SCRIPTS[2:]))
         patch.setattr(helpers_serving, "COLOURS", dict(zip(SCRIPTS, helpers_serving.COLOURS.values(), strict=True)))
         bundle = write_bundle(place / "bundle")
+    # The map of /unknowns has places of the learned classes.
+    learned = np.random.default_rng(0).normal(0, 1, (40, FEATURES))
+    stored = io.BytesIO()
+    np.savez(stored, **Embedding.fit(learned, np.repeat(np.arange(4), 10)).to_arrays())
+    helpers_serving.reseal(bundle, EMBEDDING, stored.getvalue())
     (place / "samples").mkdir()
     (place / "samples" / f"{FOLDERS[0]}.png").write_bytes(image_bytes())
     store = Store.open(url)
@@ -58,7 +67,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ).kept
     store.replace_groups([FoundGroup(ids[:3], 0.9, SCRIPTS[1], True), FoundGroup(ids[3:5], 0.8, None, False)])
     store.name(ids[:2], SCRIPTS[0], who=SCRIPTS[2])
+    store.name(ids[3:5], SCRIPTS[1], who=SCRIPTS[2])
     store.close()
+    with closing(sqlite3.connect(place / "quarantine.db")) as connection, connection:
+        connection.execute("UPDATE openworld_items SET model_version = ?", (SCRIPTS[0],))
     settings = {
         "OPENWORLD_QUARANTINE_URL": url,
         "OPENWORLD_ADMIN_TOKEN": TOKEN,
@@ -104,6 +116,14 @@ def test_no_name_on_a_page_is_run(path: str, browser: Browser, server: Server) -
         assert_not_attacked(page)
     if path == "/unknowns":
         page.get_by_text(SCRIPTS[0]).first.wait_for()
+        assert_not_attacked(page)
+        page.get_by_test_id("map").locator("summary").click()
+        page.get_by_test_id("map-legend").get_by_text("attacked").first.wait_for()
+        page.get_by_test_id("map-canvas").scroll_into_view_if_needed()
+        x, y, width, height = box(page)
+        across, down = on_canvas(page, server)[1]
+        page.mouse.move(x + across * width, y + down * height)
+        page.get_by_test_id("map-tip").get_by_text("attacked").wait_for()
         assert_not_attacked(page)
     page.context.close()
 

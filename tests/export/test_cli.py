@@ -308,3 +308,25 @@ def test_a_run_is_opened_without_the_rest_of_training(module: str) -> None:
     found = imported_by(module)
     assert {"training.store.checkpoint", "models.network", "torch"} <= found
     assert not found & unneeded
+
+
+NEEDED = {
+    "add-task": ["RUN", "cat"],
+    "export": ["RUN", "--out", "BUNDLE"],
+    "publish": ["RUN", "SHELF"],
+    "push": ["BUNDLE", "URL"],
+    "pull": ["URL", "FOLDER"],
+    "discover": ["--quarantine", "URL", "--bundle", "BUNDLE"],
+    **{name: [] for name in ("fit", "study", "cache", "serve")},
+}
+"""The arguments that a command cannot do without; one, unless it is listed here."""
+
+
+@pytest.mark.parametrize("name", cli.SUBCOMMANDS)
+def test_an_unknown_argument_cannot_control_the_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, *NEEDED.get(name, ["X"]), "--no\x1b[2J\nsuch"])
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert shown.startswith(r"error: unrecognized arguments: --no\x1b[2J\nsuch (see openworld ")
+    assert shown.count("\n") == 1

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,14 @@ from export.graph import session as opened
 from export.graph.assemble import GraphPlan, write_graph
 from export.graph.cascade import rotated_outputs, seen_again
 from export.graph.session import GraphQuery, WholeGraph, run_graph, whole_session
+from export.inspect import main as inspect_command
 from export.verify import main as verify_command
 from models.network import Network
 from serving.bundle.decision import FEATURES, OUTPUT_NAMES, Rule, TaskRule
 from serving.bundle.layout import GOLDEN, graph_name
 from serving.bundle.manifest import FORMAT, load_bundle
 from serving.bundle.sections import Cascade, ImageSpec
+from serving.predict import main as predict_command
 from tests.export.conftest import Exported
 from tests.export.networks import decider_for, evidence_for, learned, put_run, run_of
 from tests.helpers import SPEC
@@ -420,3 +423,41 @@ def test_a_newer_bundle_is_refused(three: Path, tmp_path: Path, capsys: pytest.C
     edit_manifest(newer, format=FORMAT + 1)
     assert verify_command([str(newer)]) == 2
     assert f"format {FORMAT + 1}; this version reads format {FORMAT}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [verify_command, inspect_command, predict_command])
+def test_a_sparse_file_of_a_terabyte_is_refused_in_one_line(
+    exported: Exported,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: Callable[[list[str]], int],
+) -> None:
+    bundle = Path(shutil.copytree(exported.bundle.path, tmp_path / "bundle"))
+    with (bundle / GOLDEN).open("r+b") as file:
+        file.truncate(2**40)
+    assert command([str(bundle)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert "golden.npz: corrupt: 1099511627776 bytes; allowed: up to" in shown.err
+
+
+def test_a_bundle_whose_name_would_control_the_terminal_is_escaped(
+    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = shutil.copytree(exported.bundle.path, tmp_path / "a\x1b[31mb")
+    assert verify_command([str(bundle)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"a\x1b[31mb: " in shown
+
+
+def test_an_export_whose_folder_would_control_the_terminal_is_escaped(
+    exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = SimpleNamespace(path=tmp_path / "a\x1b[31mb", manifest=exported.bundle.manifest)
+    monkeypatch.setattr(exporter, "export", lambda *_, **__: written)
+    assert main([str(exported.run.folder), "--out", str(written.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"a\x1b[31mb: " in shown

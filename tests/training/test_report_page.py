@@ -256,3 +256,13 @@ def test_a_folder_that_is_no_run_has_no_page(tmp_path: Path, capsys: pytest.Capt
     assert main([str(tmp_path)]) == 2
     assert "not a run" in capsys.readouterr().err
     assert not (tmp_path / PAGE).exists()
+
+
+def test_a_page_whose_folder_would_control_the_terminal_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("training.measure.evaluation.evaluate_chosen", lambda chosen: None)
+    monkeypatch.setattr("training.measure.evaluation.measure", lambda evaluation: {})
+    monkeypatch.setattr("training.show.page.write_page", lambda run, *_: run / PAGE)
+    assert main(["a\x1b[31mb"]) == 0
+    assert capsys.readouterr().out == rf"a\x1b[31mb/{PAGE}" + "\n"

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from serving.bundle.labels import NEW_LABEL, did_you_mean, is_new_label
+from serving.bundle.labels import NEW_LABEL, alike, did_you_mean, is_new_label, same_label
 from training.config import RunConfig, Tasks
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Images, Source
 from training.host.device import has_room
@@ -141,7 +141,11 @@ def in_tasks_of(classes: Sequence[str], size: int) -> Tasks:
 
 
 def check_names(labels: Iterable[str]) -> None:
-    """Raise a DataError that lists the labels that no new class may have."""
+    """Raise a DataError that lists the labels that no new class may have, or that look the same."""
+    labels = list(labels)
+    if twins := alike(labels):
+        shown = "; ".join(" and ".join(map(ascii, some)) for some in twins)
+        raise DataError(f"class names that look the same: got {shown}; allowed: different names; rename their folders")
     if refused := [label for label in labels if not is_new_label(label)]:
         raise DataError(f"class names: got {', '.join(map(repr, refused))}; allowed: {NEW_LABEL}; rename their folders")
 
@@ -171,7 +175,7 @@ def too_few(source: Source, config: RunConfig, task: int) -> list[str]:
 def check_new(tasks: Tasks, config: RunConfig) -> None:
     """Raise a DataError if the run already has one of these classes."""
     for task, labels in enumerate(config.tasks):
-        if again := [label for label in labels if any(label in added for added in tasks)]:
+        if again := [label for label in labels if any(same_label(label, added) is not None for added in tasks)]:
             raise DataError(
                 f"task {task} has already learned {', '.join(map(repr, again))}, and a class belongs to one task; "
                 "give new classes only"

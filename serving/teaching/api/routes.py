@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from serving import errors
+from serving.bundle.labels import plain, same_label
 from serving.bundle.pixels import Limits
 from serving.http.context import RequestContext
 from serving.http.openapi import FILE_SCHEMA, error_responses, file_response
@@ -200,8 +201,8 @@ async def begin_class(request: Request, body: schemas.ClassBody) -> Response:
         from serving.teaching.class_changes import all_labels
         from serving.teaching.curriculum import check_label
 
-        check_label(body.label.strip())
-        if body.label.strip() in all_labels(teacher):
+        check_label(plain(body.label))
+        if same_label(body.label, all_labels(teacher)) is not None:
             raise errors.ClassExistsError("there is such a class", got=repr(body.label), allowed="a new name")
         teacher.store.begin_class(body.label, who)
         return schemas.ClassChanged(items=0, job=None)
@@ -214,7 +215,7 @@ async def rename_class(request: Request, body: schemas.RenameBody, query: Annota
     """Give a class another name."""
 
     return await _change_class(
-        request, lambda changes, *given: changes.rename(*given, body.label, body.to.strip(), accept=query.accept)
+        request, lambda changes, *given: changes.rename(*given, body.label, body.to, accept=query.accept)
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
 from serving.bundle.manifest import Manifest
 from serving.http.schemas import ModelName
 from serving.quarantine.api.overview import entry_of
@@ -13,7 +15,7 @@ from serving.teaching.api import schemas
 from serving.teaching.auto_job import made_up
 from serving.teaching.curriculum import LEAST
 from serving.teaching.job_texts import described
-from serving.teaching.jobs import JobRecord
+from serving.teaching.jobs import DAMAGED, JobRecord
 from serving.teaching.teacher import Pending, Teacher
 from serving.teaching.trial import ENOUGH
 
@@ -25,11 +27,14 @@ Shown = Literal["any", "waiting", "learned"]
 
 def job_view(job: JobRecord) -> schemas.TeachingJob:
     learned = grouped = None
-    result = job.result
-    if result is not None and "old_classes" in result:
-        learned = schemas.LearnResult.model_validate(result, extra="ignore")
-    if result is not None and job.kind != "learn":
-        grouped = schemas.GroupResult.model_validate(result.get("grouped", result), extra="ignore")
+    result, error = job.result, job.error
+    try:
+        if result is not None and "old_classes" in result:
+            learned = schemas.LearnResult.model_validate(result, extra="ignore")
+        if result is not None and job.kind != "learn":
+            grouped = schemas.GroupResult.model_validate(result.get("grouped", result), extra="ignore")
+    except ValidationError:
+        error = DAMAGED
     return schemas.TeachingJob(
         id=job.id,
         kind=job.kind,
@@ -41,7 +46,7 @@ def job_view(job: JobRecord) -> schemas.TeachingJob:
         seconds=round(job.seconds, 3),
         base=job.base,
         candidate=job.candidate,
-        error=job.error,
+        error=error,
         accepts=bool(job.request.get("accept")),
         learned=learned,
         grouped=grouped,

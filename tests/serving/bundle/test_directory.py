@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import shutil
 import signal
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,3 +209,31 @@ def test_two_names_are_exchanged(tmp_path: Path) -> None:
     assert (tmp_path / "two").is_dir()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "one", tmp_path / "three")
+
+
+@pytest.mark.parametrize(
+    ("code", "result"), [(0, True), (errno.ENOTSUP, False), (errno.EINVAL, False), (errno.ENOENT, FileNotFoundError)]
+)
+def test_a_system_without_renameat2_exchanges_by_renamex_np(
+    monkeypatch: pytest.MonkeyPatch, code: int, result: object
+) -> None:
+    """With a stand-in for the library of macOS: which function is called, with what, and what its errors mean."""
+    calls = []
+
+    def renamex_np(*arguments: object) -> int:
+        calls.append(arguments)
+        ctypes.set_errno(code)
+        return -1 if code else 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renamex_np=renamex_np))
+    if isinstance(result, bool):
+        assert exchange(Path("one"), Path("two")) is result
+    else:
+        with pytest.raises(FileNotFoundError):
+            exchange(Path("one"), Path("two"))
+    assert calls == [(b"one", b"two", 2)]
+
+
+def test_a_system_without_either_function_exchanges_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    assert not exchange(tmp_path / "one", tmp_path / "two")

@@ -270,9 +270,31 @@ def test_what_is_no_regular_file_is_refused_at_once(copy: Path, name: str, kind:
             file.truncate(2**40)
     else:
         (copy / name).symlink_to("/dev/zero" if kind == "device" else "/dev/stdin")
-    message = "allowed: up to" if kind == "sparse" else "not a regular file|Is a directory"
-    with pytest.raises(BundleError, match=f"{name}: cannot be read.*({message})"):
+    message = "cannot be read.*(not a regular file|Is a directory)"
+    if kind == "sparse":
+        message = "(cannot be read|corrupt).* 1099511627776 bytes; allowed: up to"
+    with pytest.raises(BundleError, match=f"{name}: {message}"):
         load_bundle(copy).graph("fp32")
+
+
+@pytest.mark.parametrize("name", [RULE, GRAPH, GOLDEN])
+def test_a_file_that_is_longer_than_recorded_is_refused_before_it_is_read(copy: Path, name: str) -> None:
+    recorded = (copy / name).stat().st_size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (copy / name).open("r+b") as file:
+        file.truncate(200 * 1024**2)
+    message = f"{name}: corrupt: 209715200 bytes; allowed: up to {recorded}, as the manifest records; export the run"
+    with pytest.raises(BundleError, match=message):
+        load_bundle(copy).check()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_a_manifest_that_records_too_many_bytes_is_refused(copy: Path) -> None:
+    files = json.loads((copy / MANIFEST).read_text())["files"]
+    for size in (-1, 2**60):
+        edit_manifest(copy, files={**files, GRAPH: {**files[GRAPH], "size": size}})
+        with pytest.raises(BundleError, match=f"{GRAPH}: cannot be read: {size} bytes by the manifest; allowed: up to"):
+            load_bundle(copy).graph("fp32")
 
 
 def test_a_bundle_may_have_classes_with_names_that_new_ones_may_not_have(copy: Path) -> None:

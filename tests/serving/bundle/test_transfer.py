@@ -263,6 +263,19 @@ def test_errors_are_one_line(
     assert "secret" not in printed
 
 
+def test_a_folder_whose_name_would_control_the_terminal_is_escaped(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, pulled = f"{tmp_path}/a\x1b[31mb", f"{tmp_path}/c\x1b[31md"
+    assert main(["push", str(bundle), url]) == 0
+    assert main(["pull", url, pulled]) == 0
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert r"a\x1b[31mb" in shown.out
+    assert r"c\x1b[31md: " in shown.out
+    assert load_bundle(Path(pulled)).manifest == load_bundle(bundle).manifest
+
+
 def test_progress_counts_every_byte_twice(bundle: Path, tmp_path: Path) -> None:
     """Each file is sent, and read back."""
     seen: list[tuple[str, int, int]] = []

@@ -419,7 +419,18 @@ def test_a_slow_database_does_not_delay_other_requests(off: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize(
-    "change", ["answer = 'not json'", "file = '../../victim'", "state = 'lost'", "width = 'wide'", "label = x'00ff'"]
+    "change",
+    [
+        "answer = 'not json'",
+        """answer = '{"best_guess": "\\ud800"}'""",
+        "file = '../../victim'",
+        "state = 'lost'",
+        "width = 'wide'",
+        "label = x'00ff'",
+        "received_at = 9e999",
+        "seen_at = 1e30",
+        "labelled_at = -1e300",
+    ],
 )
 def test_a_damaged_row_is_shown_as_damaged_beside_the_others(
     client: httpx.Client, store: Store, tmp_path: Path, change: str
@@ -432,3 +443,16 @@ def test_a_damaged_row_is_shown_as_damaged_beside_the_others(
     assert all(item.damage is None for number, item in shown.items() if number != 1)
     assert client.get("/unknowns/items/1/image").status_code == (422 if "file" in change else 200)
     assert client.delete("/unknowns/items/1").status_code == 200
+
+
+@pytest.mark.parametrize("change", ["at = 1e30", "at = 'x'", "detail = x'00ff'", "who = x'ff'"])
+def test_a_damaged_entry_of_the_log_is_shown_beside_the_others(
+    client: httpx.Client, store: Store, tmp_path: Path, change: str
+) -> None:
+    store.mark_junk([1], "ada")
+    store.mark_junk([2], "bob")
+    with closing(sqlite3.connect(tmp_path / "quarantine.db")) as connection, connection:
+        connection.execute(f"UPDATE openworld_changes SET {change} WHERE who = 'ada'")
+    whole, damaged = overview(client).changes
+    assert (whole.who, whole.what) == ("bob", "junk")
+    assert (damaged.what, damaged.items, damaged.detail) == ("damaged", 0, "")

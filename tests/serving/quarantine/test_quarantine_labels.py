@@ -205,3 +205,14 @@ def test_what_was_learned_keeps_its_label(filled: Store) -> None:
     assert filled.items(ids=[2])[0].state == "new"
     filled.move([1], 2, "ann")
     assert isinstance(LearnedError("x"), StoreError)
+
+
+def test_names_that_look_the_same_are_one_class(filled: Store) -> None:
+    for number, label in enumerate(("caf\u00e9", "cafe\u0301", " caf\u00e9", "red  panda", "red panda"), start=1):
+        filled.name([number], label, "ada")
+    assert filled.count_labelled() == {"caf\u00e9": 3, "red panda": 2}
+    filled.begin_class("caf\u00e8", "ada")
+    with pytest.raises(LabelError, match="exists"):
+        filled.begin_class("cafe\u0300", "bob")
+    filled.teach([6], "caf\u00e9", ["cafe\u0301"], "ada")
+    assert [each.label for each in filled.examples("cafe\u0301")] == ["cafe\u0301"]

@@ -14,7 +14,7 @@ from serving.quarantine import caps, labels
 from serving.quarantine.caps import DAY
 from serving.quarantine.database import Database
 from serving.quarantine.images import open_image_store
-from serving.quarantine.records import Caps, DamagedItemError, StoreError, UnknownIdError
+from serving.quarantine.records import Caps, DamagedItemError, FoundGroup, StoreError, UnknownIdError
 from serving.quarantine.schema import items
 from serving.quarantine.store import Store
 from tests.helpers_quarantine import Place, arrival, arrivals, noise, run_python
@@ -309,6 +309,14 @@ def tamper(place: Place, **columns: object) -> None:
     database.close()
 
 
+def execute(place: Place, statement: str) -> None:
+    """Change rows behind the store's back."""
+    database = Database(place.url)
+    with database.writing() as connection:
+        connection.execute(text(statement))
+    database.close()
+
+
 OF_ANOTHER = f"{'0' * 64}-ffffffff-01234567"
 """A file of another quarantine in the same folder."""
 
@@ -355,6 +363,12 @@ def test_no_storage_touches_a_file_with_another_name(tmp_path: Path, name: str) 
         ({"features": b"odd"}, "features are not 32-bit numbers"),
         ({"state": "lost"}, "state or kind is none that exists"),
         ({"kind": ""}, "state or kind is none that exists"),
+        ({"answer": '{"best_guess": "\\ud800"}'}, "answer is not a JSON object"),
+        ({"received_at": float("inf")}, "received_at is no time that has a date"),
+        ({"received_at": 1e30}, "received_at is no time that has a date"),
+        ({"seen_at": -1e300}, "seen_at is no time that has a date"),
+        ({"labelled_at": 1e18}, "labelled_at is no time that has a date"),
+        ({"copies": -5}, "copies is no whole number that is not negative"),
     ],
 )
 def test_a_damaged_row_is_shown_as_damaged(place: Place, store: Store, columns: dict[str, object], damage: str) -> None:
@@ -367,3 +381,50 @@ def test_a_damaged_row_is_shown_as_damaged(place: Place, store: Store, columns: 
     assert [item.id for item in store.labelled()["cat"]] == [2]
     assert store.usage().items == 2
     assert store.delete([1]) == 1
+
+
+@pytest.mark.parametrize(
+    "column", ["at = 1e30", "at = 'never'", "detail = x'00ff'", "who = x'00'", "items = 'all'", "items = -1"]
+)
+def test_a_damaged_entry_of_the_log_is_shown_as_damaged(tmp_path: Path, column: str) -> None:
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    store = place.open()
+    store.add(arrivals(range(2)))
+    store.name([1], "cat", "ada")
+    store.name([2], "dog", "bob")
+    execute(place, f"UPDATE openworld_changes SET {column} WHERE detail = 'cat'")
+    whole, damaged = store.changes()
+    assert (whole.who, whole.what, whole.items, whole.detail) == ("bob", "name", 1, "dog")
+    assert (damaged.what, damaged.items, damaged.detail) == ("damaged", 0, "")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "copies = 9e999",
+        "copies = 9223372036854775807",
+        "copies = 'many'",
+        "bytes = 9e999",
+        "bytes = 9223372036854775807",
+        "bytes = 'wide'",
+        "label = CAST(x'ff' AS TEXT)",
+        "label = x'00ff'",
+        "labelled_by = x'00ff'",
+        "labelled_at = 9e999",
+        "sha256 = CAST(id AS BLOB)",
+    ],
+)
+def test_no_value_of_a_row_makes_counts_fail(tmp_path: Path, column: str) -> None:
+    """SQLite takes any value in any column, and fails if a sum is too large or a text is not UTF-8."""
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    store = place.open()
+    store.add(arrivals(range(3)))
+    store.replace_groups([FoundGroup([1, 2, 3], 0.5, None, False)])
+    store.name([1, 2, 3], "cat", "ada")
+    execute(place, f"UPDATE openworld_items SET {column} WHERE id < 3")
+    (group,) = store.groups()
+    assert (group.size, store.usage().items, len(store.items()), len(store.outline())) == (3, 3, 3, 3)
+    assert group.copies in (1, 3)
+    assert store.count_labelled()["cat"] in (1, 3)
+    assert 3 in [each.id for each in store.examples()]
+    assert sum(store.enforce(Caps(items=1)).values()) == 2

@@ -338,3 +338,13 @@ def test_only_images_that_are_unknown_now_can_become_known(teacher: Teacher, tmp
 def test_autonomy_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENWORLD_TEACH", raising=False)
     assert Settings.from_environment().teach == "on"
+
+
+def test_a_class_is_not_renamed_to_what_looks_like_another_one(teacher: Teacher) -> None:
+    teacher.store.begin_class("caf\u00e9", "ada")
+    teacher.store.begin_class("fox", "ada")
+    for name in ("cafe\u0301", " caf\u00e9", "fox"):
+        with pytest.raises(errors.ClassExistsError, match="there is such a class"):
+            class_changes.rename(teacher, "ada", "fox", name, accept=False)
+    class_changes.rename(teacher, "ada", "fox", "red  fox", accept=False)
+    assert set(teacher.store.drafts()) == {"caf\u00e9", "red fox"}

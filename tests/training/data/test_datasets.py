@@ -263,6 +263,20 @@ def test_a_folder_whose_name_no_class_may_have_is_refused_before_it_is_read(
     assert not (tmp_path / "run").exists()
 
 
+def test_folders_whose_names_look_the_same_are_refused_before_they_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("caf\u00e9", "cafe\u0301", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "damaged.png").write_bytes(b"")
+    assert fit.main(["--data", str(tmp_path / "photos"), "--preset", "images", "--out", str(tmp_path / "run")]) == 2
+    expected = r"error: class names that look the same: got 'cafe\u0301' and 'caf\xe9'; allowed: different names"
+    assert expected in capsys.readouterr().err
+    assert fit.main(["--tasks", "red panda,red  panda", "--out", str(tmp_path / "run")]) == 2
+    assert "got 'red panda' and 'red  panda'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
     write_images(tmp_path / "train", {"red": 3, "green": 2})
     write_images(tmp_path / "test", {"red": 1, "green": 4})

@@ -305,3 +305,13 @@ def test_the_command_shows_and_clears_the_cache(
     assert parts(tmp_path / "cache") == []
     assert cache_command(["--json"]) == 0
     assert '"parts": []' in capsys.readouterr().out
+
+
+def test_a_cache_folder_whose_name_would_control_the_terminal_is_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENWORLD_CACHE", f"{tmp_path}/a\x1b[31mb")
+    assert cache_command([]) == cache_command(["--clear"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count(r"a\x1b[31mb: 0.0 MB") == 2

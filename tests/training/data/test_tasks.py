@@ -11,7 +11,16 @@ from tests.helpers import LABELS, TINY_PRESET, random_pixels, tiny_source
 from training.config import Lesson, RunConfig
 from training.data import tasks
 from training.data.images import DataError
-from training.data.tasks import Batchable, TaskData, check_classes, in_tasks_of, parse_tasks, side_stream, task_data
+from training.data.tasks import (
+    Batchable,
+    TaskData,
+    check_classes,
+    check_new,
+    in_tasks_of,
+    parse_tasks,
+    side_stream,
+    task_data,
+)
 
 TASKS = (("zero", "one"), ("three", "two"))
 CPU = torch.device("cpu")
@@ -148,3 +157,11 @@ def test_devices_without_streams_fetch_ahead_all_the_same() -> None:
     here = Batchable(random_pixels(3, 1), torch.arange(3))
     batches = list(here.in_turn(torch.tensor([2, 0, 1]).split(2)))
     assert torch.equal(torch.cat(batches), here.images(torch.tensor([2, 0, 1])))
+
+
+def test_a_class_that_looks_like_a_learned_one_is_not_new() -> None:
+    config = RunConfig(TINY_PRESET, 0, (Lesson((("red  panda", "caf\u00e9"),), "digits"),))
+    for label in ("red panda", "cafe\u0301"):
+        with pytest.raises(DataError, match="has already learned"):
+            check_new(((label, "dog"),), config)
+    check_new((("dog",),), config)

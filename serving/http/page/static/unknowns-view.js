@@ -33,6 +33,7 @@ const CHANGES = {
   learn: () => "started a lesson",
   accept: () => "accepted a lesson",
   discard: () => "discarded a lesson",
+  damaged: () => "did something, but another program has changed this entry",
   publish: (count, detail) => `put a version into service: ${detail}`,
 };
 // The common label of all images of a group that are not junk; null if they differ or some have no label.
