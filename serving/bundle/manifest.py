@@ -58,7 +58,7 @@ from serving.bundle.sections import (
     TrunkInfo,
 )
 
-FORMAT = 7
+FORMAT = 8
 """The version of the format. A change that an older reader would misread gets a new number."""
 INPUT_NAME = "pixels"
 EXPORT_AGAIN = "export the run again with `openworld export`"

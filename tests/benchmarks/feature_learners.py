@@ -318,7 +318,7 @@ class Ours(FeatureLearner):
         assert self.learned is not None
         kept = [self.learned.classifier, *(each.detector for each in self.tasks)]
         sums = self.learned.statistics.to_arrays()
-        return 4 * (sum(each.size for part in kept for each in part.to_arrays().values()) + sums["gram"].size)
+        return sum(each.nbytes for part in kept for each in part.to_arrays().values()) + 4 * sums["gram"].size
 
 
 LEARNERS: tuple[type[FeatureLearner], ...] = (

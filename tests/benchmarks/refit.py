@@ -61,12 +61,12 @@ def refit(folder: Path, data: str | None = None, strengths: Sequence[float] = ST
 
 
 def as_current_format(folder: Path) -> None:
-    """Mark the checkpoint as one of this version: only its networks are used, which are the same in formats 4 and 5."""
+    """Mark the checkpoint as one of this version: only its networks are used, which are the same in formats 4 to 6."""
     (folder / PREVIOUS).unlink(missing_ok=True)
     with safe_open(folder / CURRENT, framework="pt") as stored:
         metadata, names = stored.metadata() or {}, list(stored.keys())
         tensors = {name: stored.get_tensor(name) for name in names}
-    if metadata.get("format") == "4":
+    if metadata.get("format") in ("4", "5"):
         save_file(tensors, folder / CURRENT, metadata=metadata | {"format": str(FORMAT)})
 
 

@@ -30,7 +30,7 @@ from training.learn.correction import Correction
 CURRENT, PREVIOUS, CONFIG = "checkpoint.safetensors", "checkpoint.previous.safetensors", "config.json"
 METRICS = "metrics.json"
 NETWORK, OPTIMIZER, BUFFER, POOLED = "network.", "optimizer.", "buffer.", "pooled."
-FORMAT = 5
+FORMAT = 6
 """The version of the checkpoint's format. Version 1 carried no number."""
 _LEARN_AGAIN = "learn again with `openworld fit --out` and another folder"
 

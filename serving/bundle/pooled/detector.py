@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.pooled.classifier import Floats, checked, expanded
+from serving.bundle.pooled.halves import restored, rounded, stored
 from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import Standardised
 from serving.bundle.pooled.solution import Solution
@@ -21,7 +22,8 @@ Array = NDArray[np.floating[Any]]
 class Detector:
     """The distance from a class is |rows (x - m)|^2 + weights (phi(x) - m_phi) + bias; higher means more unknown.
 
-    All summands of an unknown score have this form, so their sum has it too.
+    All summands of an unknown score have this form, so their sum has it too. A detector of the relative score has one
+    row for each class that was known when it was made, so its matrices are rounded to 16 bits per number.
     """
 
     projection: Projection
@@ -48,15 +50,19 @@ class Detector:
             factor = (1 if each.name == "lda" else 2) / each.scale
             weights[:, :dim] -= factor * lda.weights[columns]
             bias -= factor * lda.bias[columns]
-            if each.name == "relative":
+            if each.name == "lda":
+                # Of the term that classes have in common, (x - m / 2)' S_w^-1 m, what does not depend on x is constant.
+                weights[:, :dim] -= factor * lda.pull
+                bias -= factor * (lda.center @ lda.pull) / 2
+            else:
                 rows = lda.relative_rows / np.sqrt(each.scale)
         needed = statistics.projection if any(each.name == "ridge" for each in summands) else Projection(dim, 0)
         return cls(
             projection=needed,
             class_ids=np.asarray(class_ids, np.int64),
             center=center[: needed.length].astype(np.float32),
-            rows=rows.astype(np.float32),
-            weights=weights[:, : needed.length].astype(np.float32),
+            rows=rounded(rows),
+            weights=rounded(weights[:, : needed.length]),
             bias=bias.astype(np.float32),
         )
 
@@ -88,13 +94,19 @@ class Detector:
             "projection": np.array([self.projection.dim, self.projection.rows, self.projection.seed], dtype=np.int64),
             "class_ids": self.class_ids,
             "center": self.center,
-            "rows": self.rows,
-            "weights": self.weights,
+            **stored("rows", self.rows),
+            **stored("weights", self.weights),
             "bias": self.bias,
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Detector:
         """The detector of `to_arrays`, with the same distances to the bit."""
-        names = ("class_ids", "center", "rows", "weights", "bias")
-        return cls(Projection(*map(int, arrays["projection"])), *(arrays[name] for name in names))
+        return cls(
+            projection=Projection(*map(int, arrays["projection"])),
+            class_ids=arrays["class_ids"],
+            center=arrays["center"],
+            rows=restored("rows", arrays),
+            weights=restored("weights", arrays),
+            bias=arrays["bias"],
+        )

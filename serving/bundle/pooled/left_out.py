@@ -147,6 +147,7 @@ class LeftOutDiscriminant:
         return LeftOutOutputs(
             along=(vectors - center) @ products @ centred.T,
             between=centred @ products @ centred.T,
+            common=(vectors - center / 2) @ products @ center,
             shares=counts[kept] / counts.sum(),
             kept=kept,
         )
@@ -190,10 +191,11 @@ class LeftOutDiscriminant:
 
 @dataclass(frozen=True)
 class LeftOutOutputs:
-    """Inner products of left-out images and of class means, each relative to the mean of the other images."""
+    """Inner products of left-out images and of class means, each relative to the mean m of the other images."""
 
     along: Array  # [r, classes], (x - m)' S_w^-1 (m_c - m)
     between: Array  # [classes, classes]
+    common: Array  # [r], (x - m / 2)' S_w^-1 m
     shares: Array  # [classes]
     kept: NDArray[np.bool_]  # [all classes], those that have a column
 
@@ -207,7 +209,7 @@ class LeftOutOutputs:
         """The distances of the images from the classes by the score "lda" or "relative", [r, classes]; see
         `serving.bundle.pooled.solution.Solution.distances`."""
         if name == "lda":
-            return -self.outputs
+            return -self.outputs - self.common[:, None]
         inner = np.linalg.solve(np.diag(1 / self.shares) + self.between, self.along.T).T
         distances: Array = (inner * self.along).sum(axis=1)[:, None] - 2 * self.outputs
         return distances

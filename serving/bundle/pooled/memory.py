@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.pooled.classifier_choice import GRID
-from serving.bundle.pooled.unknown_choice import CANDIDATES
+from serving.bundle.pooled.unknown_choice import MEASURED
 
 Sums = NDArray[np.float64]
 
@@ -25,8 +25,8 @@ class ChoiceMemory:
 
     cross_entropies: Sums = field(default_factory=lambda: np.zeros(GRID))
     """For every candidate of the classifier: nats, summed over images."""
-    separations: Sums = field(default_factory=lambda: np.zeros(len(CANDIDATES)))
-    """For every candidate of the unknown score: AUROC, summed over groups of classes that were left out."""
+    separations: Sums = field(default_factory=lambda: np.zeros(MEASURED))
+    """For every candidate of the unknown score: how well it separates groups of classes that were left out."""
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, for a file."""

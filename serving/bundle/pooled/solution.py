@@ -35,6 +35,7 @@ class Discriminant:
     means: Matrix  # [classes, dim], m_c - m
     shares: Matrix  # [classes], of all images
     weights: Matrix  # [classes, dim], S_w^-1 (m_c - m)
+    pull: Matrix  # [dim], S_w^-1 m
 
     @cached_property
     def bias(self) -> Matrix:
@@ -45,6 +46,16 @@ class Discriminant:
     def outputs(self, encoded: Array) -> Matrix:
         """The logarithm of the density of every class over that of a class in m, for vectors [n, dim]: [n, classes]."""
         outputs: Matrix = (encoded - self.center) @ self.weights.T + self.bias
+        return outputs
+
+    def uncentred(self, encoded: Array) -> Matrix:
+        """x' S_w^-1 m_c - m_c' S_w^-1 m_c / 2 of vectors [n, dim], [n, classes]: the outputs of streaming LDA.
+
+        They differ from `outputs` by x' S_w^-1 m - m' S_w^-1 m / 2, which all classes have in common. So both have the
+        same softmax, but not the same largest output.
+        """
+        common = (encoded - self.center / 2) @ self.pull
+        outputs: Matrix = self.outputs(encoded) + common[:, None]
         return outputs
 
     @cached_property
@@ -118,8 +129,9 @@ def discriminant(statistics: Statistics, shrinkage: float, within: Within | None
     dim, images = statistics.projection.dim, statistics.images
     center = statistics.sums[:, :dim].sum(axis=0) / images
     means = statistics.means[:, :dim] - center
-    weights = Triangle.of((within or Within.of(statistics)).shrunk(shrinkage)).solved(means)
-    return Discriminant(center, means, statistics.counts / images, weights)
+    triangle = Triangle.of((within or Within.of(statistics)).shrunk(shrinkage))
+    solved = triangle.solved(np.concatenate([means, center[None]]))
+    return Discriminant(center, means, statistics.counts / images, solved[:-1], solved[-1])
 
 
 def ridge_regression(statistics: Statistics, triangle: Triangle) -> RidgeRegression:
@@ -168,13 +180,13 @@ class Solution:
     def distances(self, name: UnknownScore, encoded: Array) -> Matrix:
         """The distance of vectors [n, dim] from every class by one score, [n, classes]; higher means more unknown.
 
-        "relative" is (x - m_c)' S_w^-1 (x - m_c) - (x - m)' S_t^-1 (x - m).
+        "relative" is (x - m_c)' S_w^-1 (x - m_c) - (x - m)' S_t^-1 (x - m). "lda" is the negative output of streaming
+        LDA, which is not relative to the mean m of all images: (m_c - 2 x)' S_w^-1 m_c / 2.
         """
         if name == "ridge":
             return -self.ridge.outputs(self.statistics.projection.expand(encoded))
-        outputs = self.lda.outputs(encoded)
         if name == "lda":
-            return -outputs
+            return -self.lda.uncentred(encoded)
         common = (((encoded - self.lda.center) @ self.lda.relative_rows.T) ** 2).sum(axis=1)
-        distances: Matrix = common[:, None] - 2 * outputs
+        distances: Matrix = common[:, None] - 2 * self.lda.outputs(encoded)
         return distances

@@ -476,6 +476,7 @@ def test_a_lesson_is_compared_beside_adapters_that_read_all_rotations(bundle: Pa
     served = learn(replace(run, tasks=tasks, weight=0.5))
     assert served.model.rotations == 4
     waiting = numbers.normal(size=(3, run.dim)).astype(np.float32)
+    waiting /= np.linalg.norm(waiting, axis=1, keepdims=True)
     found = try_out(served, served, (loaded.rule, loaded.rule), waiting)
     assert found.waiting == 3
     assert found.worse == ()

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from serving.bundle.lessons import archive
+from serving.bundle.pooled import Detector, projection_for
 from serving.bundle.pooled.adapters import PREFIX, Adapter, sharpened
+from serving.bundle.pooled.halves import rounded
 
 DIM, UNITS, CLASSES = 24, 7, 3
 
@@ -46,6 +49,26 @@ def test_weights_of_one_size_take_two_bits_each() -> None:
     assert sum(each.nbytes for each in adapter.to_arrays().values()) < 64 * 800 / 4 + 8000
     plain = Adapter.of(inputs, [(random.normal(size=(64, 800)), np.zeros(64))], heads, biases, 1.0)
     assert sum(each.nbytes for each in plain.to_arrays().values()) < 64 * 800 * 2 + 8000
+
+
+def test_twenty_tasks_of_ten_classes_take_less_than_their_share() -> None:
+    """The largest adapters that a task can have, and detectors of the relative score, which grow with the classes
+    before: with the classifier of all classes at most 1.5 MB per task."""
+    dim, units, tasks, classes = 2048, 128, 20, 10
+    projection, random, size = projection_for(dim), np.random.default_rng(0), 0
+    for task in range(tasks):
+        ids = classes * task + np.arange(classes)
+        rows, weights = (
+            random.normal(size=(classes * (task + 1), dim)),
+            random.normal(size=(classes, projection.length)),
+        )
+        detector = Detector(projection, ids, weights[0], rounded(rows), rounded(weights), weights[:, 0])
+        layers = [(random.normal(size=(units, width)), np.zeros(units)) for width in (dim, units)]
+        heads, biases = random.normal(size=(4, units, classes)), np.zeros((4, classes))
+        adapter = Adapter.of((np.ones(dim), np.zeros(dim)), layers, heads, biases, 1.0)
+        size += len(archive({**detector.to_arrays(), **adapter.to_arrays()}))
+    classifier = np.zeros((tasks * classes, projection.length), np.float32)
+    assert size + classifier.nbytes <= 1.5e6 * tasks
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

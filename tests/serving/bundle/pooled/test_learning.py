@@ -21,8 +21,9 @@ from serving.bundle.pooled import (
 )
 from serving.bundle.pooled.classifier_choice import GRID, MIXES, RIDGES, SHRINKAGES, chosen_classifier
 from serving.bundle.pooled.left_out import MOST, LeftOut, LeftOutDiscriminant, LeftOutRidge
-from serving.bundle.pooled.solution import Solution
-from serving.bundle.pooled.unknown_choice import CANDIDATES, separations
+from serving.bundle.pooled.settings import UnknownScore
+from serving.bundle.pooled.solution import Solution, Within
+from serving.bundle.pooled.unknown_choice import CANDIDATES, chosen_unknown, separations
 from serving.bundle.pooled_model import PooledModel
 
 DIM = 24
@@ -161,10 +162,34 @@ def left_out(statistics: Statistics, task: Task) -> tuple[LeftOut, LeftOutDiscri
 
 
 def test_the_unknown_score_is_the_one_that_separates_left_out_classes() -> None:
-    found = separations(*left_out(learn(THREE)[-1].statistics, THREE[2]))
-    assert found.shape == (len(CANDIDATES),)
-    assert (found > 0.8 * 3).all(), "three classes are left out in turn, and every score separates them"
-    assert (found <= 3).all()
+    areas, squares, groups = separations(*left_out(learn(THREE)[-1].statistics, THREE[2]))
+    assert areas.shape == (len(CANDIDATES),)
+    assert (groups == 3).all(), "three classes are left out in turn"
+    assert (areas > 0.8 * 3).all(), "every score separates them"
+    assert (areas <= 3).all()
+    assert squares[0] == 0
+    assert ((areas - areas[0]) ** 2 / 3 <= squares + 1e-12).all()
+
+
+def measured(areas: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What is kept of areas [groups, candidates]."""
+    return np.stack(
+        [areas.sum(axis=0), ((areas - areas[:, :1]) ** 2).sum(axis=0), np.full(len(CANDIDATES), len(areas))]
+    )
+
+
+def test_another_score_than_the_sum_is_chosen_only_if_it_is_clearly_better() -> None:
+    rng = np.random.default_rng(0)
+    areas = np.full((10, len(CANDIDATES)), 0.9)
+    areas[:, 2] += 0.03 + 0.01 * rng.normal(size=10)
+    areas[:, 4] += np.resize([0.5, -0.4], 10)
+    assert CANDIDATES[0] == ("relative", "lda", "ridge")
+    assert chosen_unknown(measured(areas)) == CANDIDATES[2]
+    assert chosen_unknown(measured(areas[:4])) == CANDIDATES[0], "four groups are too few"
+    areas[:, 2] = 0.9 + np.resize([0.05, -0.04], 10)
+    assert chosen_unknown(measured(areas)) == CANDIDATES[0], "what is left is noise"
+    assert chosen_unknown(measured(np.full((10, len(CANDIDATES)), 0.9))) == CANDIDATES[0]
+    assert chosen_unknown(ChoiceMemory().separations) == CANDIDATES[0], "nothing was measured"
 
 
 def test_left_out_outputs_are_those_of_statistics_without_the_images() -> None:
@@ -186,6 +211,31 @@ def test_left_out_outputs_are_those_of_statistics_without_the_images() -> None:
     full = Solution.of(statistics, PooledSettings(shrinkage=0.35, ridge=0.03, expanded=True))
     assert lda.margin == pytest.approx(full.lda.margin, rel=0.05)
     assert ridge.margin == pytest.approx(full.ridge.margin)
+
+
+@pytest.mark.parametrize("name", ["lda", "relative"])
+def test_left_out_distances_are_the_formulas(name: UnknownScore) -> None:
+    """Computed from the vectors themselves, by a covariance from which the left-out images were subtracted."""
+    statistics = learn(THREE)[-1].statistics
+    images, discriminant, _ = left_out(statistics, THREE[2])
+    rows = np.flatnonzero((images.fold == 2) | (images.class_ids == 6))
+    rest = statistics.copy()
+    rest.remove(images.encoded[rows], images.class_ids[rows])
+    lost = images.within.scatter - Within.of(rest).scatter
+    shrunk = images.within.shrunk(0.35, discriminant.freedom) - 0.65 * lost / discriminant.freedom
+    within = shrunk * discriminant.freedom / (rest.images - len(rest.class_ids))
+    inverse, means, center = np.linalg.inv(within), rest.means, rest.sums.sum(axis=0) / rest.images
+    apart = images.encoded[rows][:, None] - means
+    squared = np.einsum("nci,ij,ncj->nc", apart, inverse, apart)
+    if name == "lda":
+        vectors = images.encoded[rows]
+        expected = (squared - np.einsum("ni,ij,nj->n", vectors, inverse, vectors)[:, None]) / 2
+    else:
+        between = (means - center).T @ np.diag(rest.counts / rest.images) @ (means - center)
+        centred = images.encoded[rows] - center
+        total = np.einsum("ni,ij,nj->n", centred, np.linalg.inv(within + between), centred)
+        expected = squared - total[:, None]
+    np.testing.assert_allclose(discriminant.without(rows).distances(name), expected, rtol=1e-8, atol=1e-8)
 
 
 def test_every_image_is_left_out_once_and_no_class_disappears() -> None:
