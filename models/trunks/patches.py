@@ -8,6 +8,7 @@ of one convolution. What exceeds a threshold, on either side, is averaged over t
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ COUNT, SIDE = 400, 6
 MOST_COUNT, SIDES = 4000, range(3, 13)
 SAMPLED = 100_000
 """Patches that the filters are learned from."""
+TIMED = 2000
+"""Patches by which it is measured how long that takes."""
 ROUNDS = 12
 CONTRAST = 10.0
 """Added to the variance of a patch, whose pixels are in 0..255, so that the noise of flat patches is not amplified."""
@@ -74,6 +77,20 @@ def learn_patches(pixels: NDArray[np.uint8], seed: int, count: int = COUNT, side
     filters -= filters.mean(axis=1, keepdims=True)
     planes = filters.reshape(count, side, side, 3).transpose(0, 3, 1, 2)
     return Patches(np.ascontiguousarray(planes, np.float32), offsets.astype(np.float32))
+
+
+def seconds_to_learn(count: int, side: int) -> float:
+    """How long the filters take here: measured on a few patches that are random numbers."""
+    some = np.random.default_rng(0).normal(size=(TIMED, 3 * side**2))
+    started = time.perf_counter()
+    _centres(some, count, np.random.default_rng(0))
+    return (time.perf_counter() - started) * SAMPLED / TIMED
+
+
+def random_patches(count: int, side: int) -> Patches:
+    """Filters that take as long as learned ones, and mean nothing."""
+    filters = np.random.default_rng(0).normal(size=(count, 3, side, side))
+    return Patches(filters.astype(np.float32), np.zeros(count, np.float32))
 
 
 def _drawn(pixels: NDArray[np.uint8], side: int, random: np.random.Generator) -> Array:

@@ -20,6 +20,14 @@ from training.show.console import Reporter
 CHUNK = 64
 
 
+class Finder:
+    """Takes every image for one that can be read, and reads none: to count images before anything is done."""
+
+    def read(self, originals: Sequence[Original], labels: Sequence[str]) -> Read:
+        images = _listed(originals, labels, range(len(originals)))
+        return Read(images, [str(number).encode() for number in range(len(originals))], [])
+
+
 class Lister:
     """Decodes every image as an encoder would, and keeps where it is instead of its pixels.
 
@@ -48,12 +56,7 @@ class Lister:
                 digests.append(each)
             else:
                 unreadable.append(Unreadable(originals[place].name, each))
-        every = np.empty(len(originals), object)
-        every[:] = originals
-        index = np.array(kept, int)
-        nothing = np.empty((len(kept), 0), np.float32)
-        images = Images(nothing, np.array(labels, dtype=np.str_)[index], np.arange(len(kept)), every[index])
-        return Read(images, digests, unreadable)
+        return Read(_listed(originals, labels, kept), digests, unreadable)
 
     def _digest(self, original: Original) -> bytes | str:
         """The sha256 of an image, or why it cannot be read."""
@@ -63,3 +66,12 @@ class Lister:
         except (ImageError, OSError) as error:
             return str(error)
         return hashlib.sha256(content).digest()
+
+
+def _listed(originals: Sequence[Original], labels: Sequence[str], kept: Sequence[int]) -> Images:
+    """Where some images are, without their pixels."""
+    every = np.empty(len(originals), object)
+    every[:] = originals
+    index = np.array(kept, int)
+    nothing = np.empty((len(kept), 0), np.float32)
+    return Images(nothing, np.array(labels, dtype=np.str_)[index], np.arange(len(kept)), every[index])

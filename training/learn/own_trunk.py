@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from models.trunks.patches import SIZE, as_trunk, learn_patches, patch_options
+from models.trunks.patches import SIZE, as_trunk, learn_patches, patch_options, random_patches, seconds_to_learn
 from models.trunks.trunk import Trunk, TrunkRequest
 from serving.bundle.sections import ImageSpec
 from training.data.datasets import load_source
+from training.data.encoder import Encoder
 from training.data.images import DataError, Source, join
 from training.data.lister import Lister
+from training.data.originals import Original
 from training.data.reread import reread
 from training.host.seeds import seed_from
 from training.show.console import Reporter
 
+SAMPLED_TO_READ = 5
+"""Images by which it is measured how long all take."""
 MOST_IMAGES, MOST_BYTES = 4000, 200_000_000
 """Images that filters are learned from, and their pixels in memory."""
+
+
+READING, FILTERS = "reading images", "learning filters"
+"""The phases of it."""
+
+
+def stand_in_for(request: TrunkRequest) -> Trunk:
+    """A trunk of random filters, which encodes an image as fast as the one that is to be learned."""
+    return as_trunk(random_patches(**patch_options(request)), request.size or SIZE)
+
+
+def phases_to_learn(request: TrunkRequest, count: int, encoder: Encoder, some: Sequence[Original]) -> dict[str, float]:
+    """The phases before images are encoded, and their seconds: all images are read once, then filters are learned."""
+    each = encoder.seconds_per_image(some[:SAMPLED_TO_READ])
+    return {READING: each * count, FILTERS: seconds_to_learn(**patch_options(request))}
 
 
 def learn_trunk(
@@ -48,4 +67,6 @@ def learn_trunk(
         f"learning {options['count']} filters of {options['side']}x{options['side']} pixels from {len(pixels)} images "
         f"of the first task, without their labels"
     )
-    return as_trunk(learn_patches(pixels, seed_from(seed, 0, request.name), **options), size)
+    with reporter.phase(FILTERS):
+        patches = learn_patches(pixels, seed_from(seed, 0, request.name), **options)
+    return as_trunk(patches, size)

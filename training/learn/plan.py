@@ -11,11 +11,12 @@ from training.config import Lesson, Preset, RunConfig, Tasks
 from training.data.datasets import FOLDER, kind_of, load_source
 from training.data.encoder import Encoder
 from training.data.images import LEAST_TAUGHT, LEAST_TESTED, DataError, Source
+from training.data.lister import Finder
 from training.data.quarantined import LEAST_IMAGES, MIN_IMAGES, QUARANTINE, Address, address_of, choose_unknowns
 from training.data.sources import Sources
 from training.data.tasks import check_classes, check_names, check_new, in_tasks_of, parse_tasks, too_few
-from training.learn.forecast import Expected, announce, class_names
-from training.learn.own_trunk import learn_trunk
+from training.learn.forecast import Expected, Photos, announce, class_names, listed
+from training.learn.own_trunk import learn_trunk, phases_to_learn, stand_in_for
 from training.learn.photos import (
     Loss,
     benchmark_of,
@@ -110,7 +111,7 @@ def _opened(
     items = sum(len(numbers) for lesson in config.lessons[-1:] for numbers in lesson.items.values())
     new = config.tasks[learned:]
     expected = Expected(len(new), sum(map(len, new)), config.preset, config.seed, config.quick, learned)
-    announce(encoder, reporter, sorted(filter(None, places)), expected, items)
+    announce(encoder, reporter, Photos.inside(sorted(filter(None, places)), items), expected)
     return Sources(config, data, quarantine, encoder)
 
 
@@ -133,10 +134,8 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
     preset = _preset(chosen, trunk)
     kind = kind_of(preset.dataset, data)
     encoder = None if trunk is None else Encoder(trunk, reporter=reporter, ray=chosen.ray)
-    if encoder is not None and data is not None:
-        classes, quick = len(class_names(Path(data))), without_adapters(chosen)
-        expected = Expected(_tasks_of(chosen, preset, data), classes, preset, chosen.seed or 0, quick)
-        announce(encoder, reporter, [data], expected)
+    if encoder is not None and trunk is not None and trunk.weights is None:
+        _announce(encoder, chosen, preset, data, reporter)
     if chosen.tasks is None and kind == FOLDER and data is not None and Path(data).is_dir():
         check_names(class_names(Path(data)))
     source = load_source(kind, preset.image, data, encoder)
@@ -156,12 +155,37 @@ def _opened_trunk(request: TrunkRequest, chosen: argparse.Namespace, data: str |
     """The trunk of a new run: by its name, or learned from the images of the first task."""
     if request.name != PATCHES or request.weights is not None:
         return open_trunk(request.name, size=request.size, weights=request.weights, options=request.options)
+    # What it takes to learn the filters is announced before.
+    stand_in = stand_in_for(request)
+    encoder = Encoder(stand_in, reporter=reporter)
+    _announce(encoder, chosen, _preset(chosen, stand_in), data, reporter, filters=request)
     benchmark = benchmark_of(chosen.preset) or PRESETS["images"]
 
     def first_task(source: Source) -> tuple[str, ...]:
         return _planned_tasks(chosen, benchmark, source)[0]
 
     return learn_trunk(request, kind_of(benchmark.dataset, data), data, first_task, chosen.seed or 0, reporter)
+
+
+def _announce(
+    encoder: Encoder,
+    chosen: argparse.Namespace,
+    preset: Preset,
+    data: str | None,
+    reporter: Reporter,
+    filters: TrunkRequest | None = None,
+) -> None:
+    """Announce a new run; `filters`: of a trunk that is to be learned from its images first."""
+    kind = kind_of(preset.dataset, data)
+    if kind == FOLDER and data is not None:
+        photos, classes, tasks = Photos.inside([data]), len(class_names(Path(data))), _tasks_of(chosen, preset, data)
+    else:
+        source = load_source(kind, preset.image, data, Finder())
+        planned = _planned_tasks(chosen, preset, source)
+        photos, classes, tasks = listed(source), sum(map(len, planned)), len(planned)
+    before = None if filters is None else phases_to_learn(filters, photos.number, encoder, photos.originals)
+    expected = Expected(tasks, classes, preset, chosen.seed or 0, without_adapters(chosen))
+    announce(encoder, reporter, photos, expected, before)
 
 
 def _planned_tasks(chosen: argparse.Namespace, preset: Preset, source: Source) -> Tasks:

@@ -6,17 +6,21 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from rich.console import Console
 
 from models.trunks.cache_settings import FOLDER_VARIABLE
 from models.trunks.trunk import open_trunk
+from serving.bundle.pooled import ChoiceMemory, Statistics, learn_task, projection_for
+from serving.bundle.pooled.cholesky import Triangle
 from tests.helpers import raise_at_call
 from tests.helpers_photos import write_photos
 from training import fit
 from training.data.encoder import Encoder
-from training.learn import pooled_learner
-from training.learn.forecast import Expected, announce
+from training.learn import own_trunk, pooled_learner
+from training.learn.forecast import Expected, Photos, announce, multiplications
 from training.learn.photos import photos_preset
 from training.show import console
 from training.show.whole_run import WholeRun
@@ -95,7 +99,7 @@ def test_the_tasks_that_are_announced_have_their_numbers(followed: list[Followed
     photos = write_photos(tmp_path / "photos", disc=4, stripes=4)
     trunk, reporter = open_trunk("efficientnet-lite0", size=64), console.Reporter()
     expected = Expected(2, 4, photos_preset(trunk.spec, width=16), 0, quick=False, first=4)
-    announce(Encoder(trunk), reporter, [str(photos)], expected)
+    announce(Encoder(trunk), reporter, Photos.inside([str(photos)]), expected)
     for name in ("task 4 (a, b): statistics", "adapter of task 5, features", "views of task 4, turned"):
         with reporter.phase(name):
             pass
@@ -112,3 +116,51 @@ def test_the_phases_of_task_1_are_not_those_of_task_10(followed: list[Followed])
         pass
     reporter.end()
     assert followed[0].estimated == [5.0]
+
+
+def test_the_filters_of_a_trunk_are_announced_before_any_photo_is_read(
+    followed: list[Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_photos(tmp_path / "photos", disc=3, stripes=3)
+    raise_at_call(monkeypatch, own_trunk, "load_source", 1)
+    words = ["--data", str(photos), "--trunk", "patches", "--trunk-option", "count=20", "--classes-per-task", "1"]
+    with pytest.raises(OSError, match="load_source died"):
+        fit.main([*words, "--out", str(tmp_path / "run")])
+    printed = capsys.readouterr().err
+    assert "6 photos: filters are learned from those of the first task, patches encodes each once" in printed
+    assert "to learn the filters of the trunk" in printed
+    assert {"reading images", "learning filters", "encoding", "task 0 (", "task 1 ("} <= {*followed[0].expected}
+    assert min(followed[0].expected.values()) > 0
+
+
+def test_a_benchmark_is_announced_without_a_folder(
+    followed: list[Followed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is encoded, although its images are not in class folders."""
+    monkeypatch.setattr(Encoder, "read", lambda *_: pytest.fail("announced too late") if not followed else stop())
+
+    def stop() -> None:
+        raise OSError("encoding began")
+
+    with pytest.raises(OSError, match="encoding began"):
+        fit.main(
+            ["--preset", "digits", "--trunk", "efficientnet-lite0", "--size", "32", "--quick", "--out", str(tmp_path)]
+        )
+    assert "1797 photos: efficientnet-lite0 encodes each once" in capsys.readouterr().err
+    assert [name for name in followed[0].expected if name.startswith("task ")] == [f"task {n} (" for n in range(4)]
+
+
+def test_the_forecast_counts_the_systems_of_equations_that_are_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are of the vectors without their expansion."""
+    sizes, of = list[int](), Triangle.of
+
+    def counted(matrix: NDArray[np.float64]) -> Triangle:
+        sizes.append(len(matrix))
+        return of(matrix)
+
+    monkeypatch.setattr(Triangle, "of", counted)
+    projection, ids = projection_for(128), np.repeat([0, 1], 10)
+    vectors = np.random.default_rng(0).normal(size=(20, 128)) + 3 * ids[:, None]
+    learn_task(Statistics(projection), ChoiceMemory(), vectors, ids, 0)
+    assert multiplications(projection, 0) == pytest.approx(sum(size**3 / 3 for size in sizes))
+    assert multiplications(projection, 50) > multiplications(projection, 0)
