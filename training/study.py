@@ -5,25 +5,34 @@ needs some; their weights are bit for bit those of runs without. Beside the syst
 the same systems with all classes learned at once, as one task: what continual learning could reach at best.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
+import hashlib
 import itertools
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serving.bundle.command_line import one_of
 from training.fit import main as fit_main
-from training.options import LOSSES, TP_RULES, CommandParser, report_errors, run_command
+from training.options import LOSSES, TP_RULES, CommandParser, add_trunk_weights_option, report_errors, run_command
 
 Metrics = dict[str, Any]
 
 SERVED = "served"
-POOLED, PHOTOS = "pooled", "photos"
-"""The method of statistics only, and the preset that has it."""
+POOLED, PHOTOS, DIGITS = "pooled", "photos", "digits"
+"""The method of statistics only, the preset that has it, and the preset without a trunk."""
+NO_TRUNK = "none"
+PASSED = ("trunk", "size", "tasks", "classes_per_task")
+"""Options of a new run that are passed to `openworld fit`."""
+OF_TASKS = ("tasks", "classes_per_task")
 PLAIN = (*(rule for rule in TP_RULES if rule != "tpl"), "odin")
 RULES = (SERVED, *PLAIN, *(f"{rule}+c" for rule in PLAIN), "tpl")
 """The served rule, every definition of TP and ODIN with and without +c, and TPL."""
@@ -79,27 +88,74 @@ def _cell(values: list[float | None]) -> str:
     return f"{statistics.mean(numbers):.{digits}f} ± {spread:.{digits}f}"
 
 
-def learn(
-    folder: Path, preset: str, method: str, loss: str, seed: int, data: str | None, more: Sequence[str] = ()
-) -> int:
-    """Learn or resume one run, unless it is finished; the exit code of `openworld fit`. `more` are options of a new
-    run."""
+@dataclass(frozen=True)
+class Studied:
+    """What all runs of a study have in common."""
+
+    preset: str
+    data: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    """Further options of a new run."""
+    trunk_weights: Path | None = None
+
+    @classmethod
+    def of(cls, chosen: argparse.Namespace) -> Studied:
+        given = {name: getattr(chosen, name) for name in PASSED if getattr(chosen, name) is not None}
+        preset = chosen.preset or (DIGITS if chosen.trunk in (None, NO_TRUNK) else PHOTOS)
+        options = tuple((f"--{name.replace('_', '-')}", str(value)) for name, value in given.items())
+        return cls(preset, chosen.data, options, chosen.trunk_weights)
+
+    @property
+    def has_trunk(self) -> bool:
+        return dict(self.options).get("--trunk", NO_TRUNK) != NO_TRUNK or self.preset == PHOTOS
+
+    @property
+    def name(self) -> str:
+        """Tells runs with other options apart, which may be in the same folder."""
+        texts = [hashlib.sha256(text.encode()).hexdigest()[:8] if name == "--tasks" else text
+                 for name, text in self.options]  # fmt: skip
+        return "-".join([self.preset, *(re.sub(r"[^\w.]+", "-", text) for text in texts)])
+
+    def words(self, *, joint: bool = False) -> list[str]:
+        """The options of a new run; `joint`: with all its classes as one task."""
+        kept = [pair for pair in self.options if not (joint and pair[0].strip("-").replace("-", "_") in OF_TASKS)]
+        tasks = ["--tasks", one_task(named)] if joint and (named := dict(self.options).get("--tasks")) else []
+        tasks = list(EVERY_CLASS) if joint and not tasks else tasks
+        return ["--preset", self.preset, *(word for pair in kept for word in pair), *tasks]
+
+    @property
+    def places(self) -> list[str]:
+        """The options that a resumed run takes as well."""
+        data = ["--data", self.data] if self.data else []
+        return [*data, *(["--trunk-weights", str(self.trunk_weights)] if self.trunk_weights else [])]
+
+
+def one_task(tasks: str) -> str:
+    """The classes of `--tasks` as a single task."""
+    from training.data.tasks import parse_tasks
+
+    return ", ".join('"' + label.replace('"', '""') + '"' for task in parse_tasks(tasks) for label in task)
+
+
+def learn(folder: Path, studied: Studied, method: str, loss: str, seed: int, *, joint: bool = False) -> int:
+    """Learn or resume one run, unless it is finished; the exit code of `openworld fit`. `joint`: as one task."""
     from training.store.checkpoint import METRICS, started
 
     if (folder / METRICS).exists():
         return 0
     how = ["--quick"] if method == POOLED else ["--method", method, "--loss", loss]
     # A run with a trunk stores no images.
-    how += [] if preset == PHOTOS else ["--buffer"]
-    fresh = ["--preset", preset, *how, "--seed", str(seed), *more]
-    arguments = ["--resume"] if started(folder) else fresh
-    arguments += ["--data", data] if data else []
+    how += [] if studied.has_trunk else ["--buffer"]
+    fresh = [*studied.words(joint=joint), *how, "--seed", str(seed)]
+    arguments = [*(["--resume"] if started(folder) else fresh), *studied.places]
     # Standard output is for the tables.
     with contextlib.redirect_stdout(sys.stderr):
         return fit_main([*arguments, "--out", str(folder)])
 
 
-def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[str, Metrics]:
+def evaluate_by(
+    folder: Path, rules: Sequence[str], data: str | None, trunk_weights: Path | None = None
+) -> dict[str, Metrics]:
     """The metrics of a finished run by each decision rule."""
     from training.data.opening import open_sources
     from training.host.device import choose_device, prepare
@@ -110,7 +166,7 @@ def evaluate_by(folder: Path, rules: Sequence[str], data: str | None) -> dict[st
 
     device = prepare(choose_device())
     run = open_run(folder, device)
-    sources = open_sources(run.config, data, run=folder)
+    sources = open_sources(run.config, data, weights=trunk_weights, run=folder)
     found = {}
     for name in rules:
         if name == SERVED:
@@ -128,28 +184,37 @@ def joint_metrics(folder: Path) -> Metrics:
     return dict(json.loads((folder / METRICS).read_text())) | {"tp_accuracy": None, "stored_images": 0}
 
 
-def baseline_metrics(preset: str, method: str, seed: int, data: str | None, folder: Path) -> dict[str, Metrics]:
+def baseline_metrics(studied: Studied, seed: int, folder: Path) -> dict[str, Metrics]:
     """The metrics of everything that needs no learning, by name; nothing is written to `folder`."""
     from training.fit import make_parser
     from training.learn.plan import make_plan
     from training.measure.baselines import evaluate_baselines
+    from training.show.console import Reporter
 
-    words = ["--preset", preset, "--seed", str(seed), "--out", str(folder / "baselines")]
-    words += ["--quick"] if method == POOLED else []
-    plan = make_plan(make_parser().parse([*words, *(["--data", data] if data else [])]))
+    words = [*studied.words(), *studied.places, "--seed", str(seed), "--out", str(folder / "baselines")]
+    # Adapters would only be forecast.
+    words += ["--quick"] if studied.has_trunk else []
+    reporter = Reporter()
+    try:
+        plan = make_plan(make_parser().parse(words), reporter)
+    finally:
+        reporter.end()
     return {name: found | {"stored_images": 0} for name, found in evaluate_baselines(plan.config, plan.sources)}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def make_parser() -> CommandParser:
     parser = CommandParser("openworld study", "Learn the paper's systems over several seeds and print tables of them.")
-    parser.add_argument("--preset", default="digits", metavar="NAME", help="a preset of `openworld fit` (%(default)s)")
+    parser.add_argument(
+        "--preset", metavar="NAME", help=f"a preset of `openworld fit`; default: {DIGITS}; with --trunk {PHOTOS}"
+    )
     parser.add_argument(
         "--methods",
         nargs="+",
         metavar="NAME",
-        help="default: hat sup; pooled, the default of the preset photos, has no adapters; with that preset, all "
-        "methods have the served rule only",
+        help="default: hat sup; pooled, the default with a trunk, has no adapters; with a trunk, all methods have the "
+        "served rule only",
     )
+    parser.add_argument("--quick", action="store_true", help="with a trunk: the method pooled alone")
     parser.add_argument(
         "--losses", nargs="+", type=one_of(*LOSSES), default=list(LOSSES), metavar="NAME", help="default: csi ce"
     )
@@ -163,6 +228,12 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"decision rules: {', '.join(RULES)}",
     )
     parser.add_argument("--data", metavar="FOLDER", help="one folder of images per class, or where a data set is")
+    add_trunk_weights_option(parser)
+    passed = parser.add_argument_group("passed to `openworld fit`")
+    passed.add_argument("--trunk", metavar="NAME", help="a pre-trained network, as in `openworld fit --trunk`")
+    passed.add_argument("--size", type=int, metavar="N", help="side of the images in pixels")
+    passed.add_argument("--tasks", metavar='"cat,dog; ship,truck"', help="the classes of each task")
+    passed.add_argument("--classes-per-task", type=int, metavar="N", help="split the classes in order instead")
     parser.add_argument(
         "--baselines", action="store_true", help="only what needs no learning, which takes seconds; nothing is written"
     )
@@ -173,17 +244,28 @@ def main(arguments: list[str] | None = None) -> int:
         help="also learn all classes at once, as one task, with each system: the upper bound (default: yes)",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/study"), metavar="FOLDER", help="default: runs/study")
-    chosen = parser.parse(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    chosen = make_parser().parse(arguments)
     return report_errors(lambda: _study(chosen))
+
+
+def _methods(chosen: argparse.Namespace, studied: Studied) -> list[str]:
+    if chosen.quick and chosen.methods not in (None, [POOLED]):
+        raise ValueError(f"--quick has no adapters: got --methods {' '.join(chosen.methods)}; allowed: {POOLED}")
+    return chosen.methods or ([POOLED] if chosen.quick or studied.has_trunk else ["hat", "sup"])
 
 
 def _study(chosen: argparse.Namespace) -> int:
     from training.config import NO_LOSS, system_title
 
     results: dict[tuple[str, str], list[Metrics]] = {}
-    methods = chosen.methods or ([POOLED] if chosen.preset == PHOTOS else ["hat", "sup"])
+    studied = Studied.of(chosen)
+    methods = _methods(chosen, studied)
     for seed in chosen.seeds:
-        for name, result in baseline_metrics(chosen.preset, methods[0], seed, chosen.data, chosen.out).items():
+        for name, result in baseline_metrics(studied, seed, chosen.out).items():
             results.setdefault((BASELINE, name), []).append(result)
     if chosen.baselines:
         print(table(results))
@@ -192,18 +274,19 @@ def _study(chosen: argparse.Namespace) -> int:
         if method == POOLED and loss != chosen.losses[0]:
             continue  # statistics have no loss
         loss = NO_LOSS if method == POOLED else loss
-        rules = [SERVED] if chosen.preset == PHOTOS else chosen.predictions
-        system, name = system_title(method, loss), f"{chosen.preset}-{method}-{loss}"
-        if code := learn(chosen.out / f"{name}-{seed}", chosen.preset, method, loss, seed, chosen.data):
+        rules = [SERVED] if studied.has_trunk else chosen.predictions
+        system, name = system_title(method, loss), f"{studied.name}-{method}-{loss}"
+        folder = chosen.out / f"{name}-{seed}"
+        if code := learn(folder, studied, method, loss, seed):
             return code
-        for prediction, result in evaluate_by(chosen.out / f"{name}-{seed}", rules, chosen.data).items():
+        for prediction, result in evaluate_by(folder, rules, studied.data, studied.trunk_weights).items():
             results.setdefault((system, prediction), []).append(result)
         # Statistics that are pooled over all tasks are those of one task.
         if chosen.joint and method != POOLED:
-            joint = chosen.out / f"{name}-joint-{seed}"
-            if code := learn(joint, chosen.preset, method, loss, seed, chosen.data, EVERY_CLASS):
+            one = chosen.out / f"{name}-joint-{seed}"
+            if code := learn(one, studied, method, loss, seed, joint=True):
                 return code
-            results.setdefault((system, JOINT), []).append(joint_metrics(joint))
+            results.setdefault((system, JOINT), []).append(joint_metrics(one))
     print(table(results), parameter_table(results), sep="\n\n")
     return 0
 

@@ -85,7 +85,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         toy_preset(patch)
         for method, loss in SYSTEMS:
-            assert not study.learn(out / f"digits-{method}-{loss}-0", "digits", method, loss, 0, None)
+            assert not study.learn(out / f"digits-{method}-{loss}-0", study.Studied("digits"), method, loss, 0)
     return out
 
 

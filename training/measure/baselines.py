@@ -50,10 +50,15 @@ class Baseline(NamedTuple):
     """What distances are measured in, and how."""
 
     name: str
+    """On pixels."""
     most_numbers: int
     projection: Callable[[Array, int], Projection]
     """From the first task's images and the seed."""
     distances: Distances
+
+    def title(self, *, encoded: bool) -> str:
+        """Its name on pixels, or on vectors that a trunk has encoded."""
+        return self.name.replace("pixels", "encoded vectors") if encoded else self.name
 
 
 def evaluate_baselines(config: RunConfig, sources: Sources) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -71,12 +76,13 @@ def evaluate_baselines(config: RunConfig, sources: Sources) -> Iterator[tuple[st
         tested = project(np.concatenate([known, unknown]))
         distances = np.concatenate([task.distances(baseline.distances, tested) for task in seen], axis=1)
         rules = tuple(task.rule(baseline.distances, config.seed) for task in seen)
-        rule = Rule(score=baseline.name, alpha=config.preset.alpha, tasks=rules, joint=True)
+        name = baseline.title(encoded=tests[0].encoded)
+        rule = Rule(score=name, alpha=config.preset.alpha, tasks=rules, joint=True)
         verdicts = [
             judge(dict(zip(NETWORK_NAMES, (-part, part), strict=True)), rule)
             for part in (distances[start:stop] for start, stop in itertools.pairwise(places))
         ]
-        yield baseline.name, _metrics(verdicts, class_ids, rule) | {"wall_seconds": time.monotonic() - begun}
+        yield name, _metrics(verdicts, class_ids, rule) | {"wall_seconds": time.monotonic() - begun}
 
 
 def _metrics(verdicts: list[Any], class_ids: NDArray[np.integer[Any]], rule: Rule) -> dict[str, Any]:
@@ -157,12 +163,27 @@ def from_gaussians(own: Array, rows: Array) -> Array:
 def _from_gaussian(own: Array, rows: Array) -> Array:
     mean, count = own.mean(axis=0), own.shape[1]
     residuals = (own - mean).astype(np.float64)
+    sphere = max(float(np.square(residuals).sum()) / len(own) / count, LEAST_VARIANCE)
+    if len(own) < count:
+        return _from_flat_gaussian(residuals, sphere, (rows - mean).astype(np.float64))
     covariance = residuals.T @ residuals / len(own)
-    sphere = max(float(np.trace(covariance)) / count, LEAST_VARIANCE)
     covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * sphere * np.eye(count)
     root = np.linalg.cholesky(covariance)
     white = (rows - mean) @ np.linalg.inv(root).T.astype(np.float32)
     distances: Array = np.square(white).sum(axis=1) + np.float32(2 * np.log(root.diagonal()).sum())
+    return distances
+
+
+def _from_flat_gaussian(residuals: NDArray[np.float64], sphere: float, rows: NDArray[np.float64]) -> Array:
+    """The same for fewer images than numbers, for which the variance outside of a few directions is that of the sphere:
+    it takes no matrix of the size of the covariance."""
+    _, lengths, directions = np.linalg.svd(residuals, full_matrices=False)
+    rest = SHRINKAGE * sphere
+    variances = (1 - SHRINKAGE) * np.square(lengths) / len(residuals) + rest
+    along = np.square(rows @ directions.T)
+    squared = (np.square(rows).sum(axis=1) - along.sum(axis=1)) / rest + (along / variances).sum(axis=1)
+    volume = np.log(variances).sum() + (rows.shape[1] - len(variances)) * np.log(rest)
+    distances: Array = (squared + volume).astype(np.float32)
     return distances
 
 
@@ -193,7 +214,10 @@ def _first_principal(first: Array, seed: int) -> Projection:
     """The principal directions of the first task's images, which later tasks have to use as well."""
     mean = first.mean(axis=0)
     residuals = (first - mean).astype(np.float64)
-    _, axes = np.linalg.eigh(residuals.T @ residuals)
+    if len(first) < first.shape[1]:
+        axes = np.linalg.svd(residuals, full_matrices=False)[2][::-1].T
+    else:
+        _, axes = np.linalg.eigh(residuals.T @ residuals)
     kept = axes[:, -PRINCIPAL:].astype(np.float32)
     return lambda rows: (rows - mean) @ kept
 

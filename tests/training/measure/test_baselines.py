@@ -24,6 +24,24 @@ def test_the_distance_from_a_gaussian_is_twice_the_negative_log_likelihood() -> 
     assert from_gaussians(own, rows) == pytest.approx(wanted, rel=1e-3)
 
 
+def test_with_fewer_images_than_numbers_the_distance_is_the_same_and_takes_no_large_matrix() -> None:
+    own, rows = drawn(12, 0, 40), drawn(7, 1, 40)
+    covariance = np.cov(own.T, bias=True)
+    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / 40 * np.eye(40)
+    wanted = -2 * multivariate_normal(own.mean(axis=0), covariance).logpdf(rows) - 40 * np.log(2 * np.pi)
+    assert from_gaussians(own, rows) == pytest.approx(wanted, rel=1e-3)
+    # The covariance matrix would have 10 GB.
+    long = np.random.default_rng(0).normal(size=(6, 36_000)).astype(np.float32)
+    assert from_gaussians(long[:4], long).argmax() >= 4
+
+
+def test_baselines_of_encoded_vectors_are_named_for_these() -> None:
+    names = [each.title(encoded=True) for each in baselines.BASELINES]
+    assert "Gaussians on encoded vectors" in names
+    assert not [name for name in names if "pixel" in name]
+    assert [each.title(encoded=False) for each in baselines.BASELINES] == [each.name for each in baselines.BASELINES]
+
+
 def test_a_class_with_many_images_has_several_gaussians(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "ENOUGH_IMAGES", 30)
     own = np.concatenate([drawn(30, 0) * 0.1 - 10, drawn(30, 0) * 0.1 + 10])
