@@ -127,6 +127,9 @@ def _classes(manifest: Manifest) -> Iterator[str]:
 def _verdict(manifest: Manifest) -> Iterator[str]:
     rows = [(title, part.grade, _plain(part.numbers)) for title, part in manifest.verdict.parts.items()]
     yield from _table(("part of an answer", "verdict", "judged by"), rows)
+    if manifest.verdict.note:
+        yield ""
+        yield _plain(manifest.verdict.note)
 
 
 def _metrics(manifest: Manifest) -> Iterator[str]:

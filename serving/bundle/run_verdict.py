@@ -48,6 +48,7 @@ class RunVerdict(BaseModel):
     wp: PartVerdict = Field(description="the class, if the task is given (WP)")
     tp: PartVerdict = Field(description="the task (TP)")
     unknown: PartVerdict = Field(description="telling known images from unknown ones")
+    note: str = Field(default="", description="what to expect of a run with few images; empty if there are enough")
 
     @property
     def parts(self) -> dict[str, PartVerdict]:
@@ -64,14 +65,14 @@ class RunVerdict(BaseModel):
         return f"Does not work here: {reasons}."
 
 
-def summarise(wp: PartVerdict, tp: PartVerdict, unknown: PartVerdict) -> RunVerdict:
-    """The verdict on a run, with its summary: one sentence of grades and numbers, and the advice."""
+def summarise(wp: PartVerdict, tp: PartVerdict, unknown: PartVerdict, note: str = "") -> RunVerdict:
+    """The verdict on a run, with its summary: one sentence of grades and numbers, the advice, and `note`."""
     judged = dict(zip(PARTS.values(), (wp, tp, unknown), strict=True))
     grades = "; ".join(f"{title}: {part.grade} ({part.numbers})" for title, part in judged.items())
     # Two parts may need the same remedy.
     advice = dict.fromkeys(part.advice for part in judged.values() if part.advice)
-    summary = " ".join([f"{grades[0].upper()}{grades[1:]}.", *advice])
-    return RunVerdict(summary=summary, wp=wp, tp=tp, unknown=unknown)
+    summary = " ".join([f"{grades[0].upper()}{grades[1:]}.", *advice, *([note] if note else [])])
+    return RunVerdict(summary=summary, wp=wp, tp=tp, unknown=unknown, note=note)
 
 
 def not_measured(reason: str) -> RunVerdict:

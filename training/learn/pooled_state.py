@@ -54,7 +54,15 @@ class PooledState:
         teachable = None
         if self.factors is not None and self.classifiers:
             teachable = Teachable(self.factors, self.memory, self.classifiers[-1].settings)
-        return PooledDecider(rule, self.classifiers, self.detectors, self.statistics.images, teachable)
+        counts = self.statistics.counts
+        return PooledDecider(
+            rule=rule,
+            classifiers=self.classifiers,
+            detectors=self.detectors,
+            images=self.statistics.images,
+            least_images=int(counts.min(initial=self.statistics.images)),
+            teachable=teachable,
+        )
 
     def with_task(self, learned: LearnedTask, factors: ClassFactors | None = None) -> PooledState:
         """The state after another task; `factors` are those of all classes so far."""

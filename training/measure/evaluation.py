@@ -101,7 +101,8 @@ class Evaluation:
             separation = verdict.never_learned(self.verdicts, self.unknown_verdicts)
         elif self.is_served:
             separation = verdict.left_out(self.outputs, rule, self.class_ids)
-        return verdict.judge_run(within, between, separation, rule)
+        photos = None if self.run.config.trunk is None else self.run.need_pooled().least_images
+        return verdict.judge_run(within, between, separation, rule, photos)
 
     @cached_property
     def task_detectors(self) -> TaskDetectors:

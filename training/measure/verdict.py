@@ -29,8 +29,8 @@ pooled over all tasks this is not exact: the task's images have shaped the other
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,32 @@ LEAST_SKILL, GOOD_SKILL, SURE_SKILL = 0.2, 0.8, 0.5
 LEAST_AUROC, GOOD_AUROC, SURE_AUROC = 0.6, 0.9, 0.8
 GOOD_REJECTED, MOST_ALPHAS = 0.5, 3.0
 
+FEW_PHOTOS = 20
+"""With so few photos per class or fewer, the verdict on a run with a trunk has a note on what to expect."""
+
 NEVER_LEARNED = "classes never learned"
 LEFT_OUT = "each task's, left out in turn"
+
+
+class Remedies(NamedTuple):
+    """What helps a run whose parts are not good."""
+
+    of_classes: str
+    of_features: str
+    of_scores: str
+
+
+FROM_SCRATCH = Remedies(
+    "Longer training and more images per class",
+    "longer training, more images per class, or a larger network",
+    " `openworld compare` shows other scores.",
+)
+WITH_TRUNK = Remedies(
+    "More photos per class, another --trunk and a larger --size",
+    "more photos per class, another --trunk, or a larger --size",
+    "",
+)
+"""The network is given, and what is learned on its vectors is computed to the end."""
 
 
 @dataclass(frozen=True)
@@ -175,55 +199,75 @@ def left_out(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Se
     )
 
 
-def judge_run(within: Hits, between: Hits, unknown: Separation | None, rule: Rule) -> RunVerdict:
-    """The verdict on a run: WP, TP, and the separation of known and unknown images if there are any."""
-    return summarise(_within(within), _between(between, len(rule.tasks)), _unknown(unknown, rule))
+def judge_run(
+    within: Hits, between: Hits, unknown: Separation | None, rule: Rule, least_photos: int | None = None
+) -> RunVerdict:
+    """The verdict on a run: WP, TP, and the separation of known and unknown images if there are any.
+
+    `least_photos` of a run with a trunk is how many photos it learned its smallest class from.
+    """
+    remedies = FROM_SCRATCH if least_photos is None else WITH_TRUNK
+    return summarise(
+        _within(within, remedies),
+        _between(between, len(rule.tasks), remedies),
+        _unknown(unknown, rule, remedies),
+        _of_few(least_photos),
+    )
 
 
-def _within(hits: Hits) -> PartVerdict:
+def _of_few(photos: int | None) -> str:
+    """What to expect of few photos per class."""
+    if photos is None or photos > FEW_PHOTOS:
+        return ""
+    return (
+        f"The smallest class was learned from {photos} {'photo' if photos == 1 else 'photos'}: with 5 to {FEW_PHOTOS} "
+        "per class, expect labels that are right some points less often than with 30 or more, and about half of "
+        "unknown photos to pass as known; more photos of each class help both."
+    )
+
+
+def _within(hits: Hits, remedies: Remedies) -> PartVerdict:
     if hits.guess >= 1:
         return PartVerdict(grade="not measured", numbers="every task has one class")
-    advice = "Longer training and more images per class improve WP."
+    advice = f"{remedies.of_classes} improve WP."
     return PartVerdict(grade=hits.grade, numbers=_numbers("WP", hits), advice=_unless_good(hits.grade, advice))
 
 
-def _between(hits: Hits, tasks: int) -> PartVerdict:
+def _between(hits: Hits, tasks: int, remedies: Remedies) -> PartVerdict:
     if tasks == 1:
         return PartVerdict(grade="not measured", numbers="there is one task")
     if hits.guess >= 1:
         return PartVerdict(grade="not measured", numbers="test images of one task only")
-    advice = (
-        "TP improves with better features: longer training, more images per class, or a larger network; "
-        "`openworld compare` shows other scores."
-    )
+    advice = f"TP improves with better features: {remedies.of_features}.{remedies.of_scores}"
     return PartVerdict(grade=hits.grade, numbers=_numbers("TP", hits), advice=_unless_good(hits.grade, advice))
 
 
-def _unknown(found: Separation | None, rule: Rule) -> PartVerdict:
+def _unknown(found: Separation | None, rule: Rule, remedies: Remedies) -> PartVerdict:
     if found is None:
         return PartVerdict(
             grade="not measured",
             numbers="no unknown images, and one task only",
             advice="`openworld evaluate --unknown` measures it on images of your choice.",
         )
-    grade, blind = found.grade(rule.alpha), rule.blind_tasks()
+    grade = found.grade(rule.alpha)
     numbers = (
         f"AUROC {found.auroc:.3f}, guessing 0.5; {_percent(found.rejected_unknown)} of unknown images rejected and "
         f"{_percent(found.rejected_known)} of known ones; unknown are {found.source}"
     )
-    return PartVerdict(grade=grade, numbers=numbers, advice=_unless_good(grade, _advice(found, rule, blind)))
+    return PartVerdict(grade=grade, numbers=numbers, advice=_unless_good(grade, _advice(found, rule, remedies)))
 
 
-def _advice(found: Separation, rule: Rule, blind: Sequence[int]) -> str:
-    if blind:
-        few = ", ".join(map(str, blind))
+def _advice(found: Separation, rule: Rule, remedies: Remedies) -> str:
+    if blind := rule.blind_tasks():
+        numbers = ", ".join(map(str, blind))
+        few = f"task {numbers} has" if rule.overall is None else "all tasks together have"
         least = math.ceil(1 / rule.alpha)
-        return f"Nothing is called unknown while task {few} has fewer than {least} images: add images, or raise alpha."
+        return f"Nothing is called unknown while {few} fewer than {least} images: add images, or raise alpha."
     if found.auroc >= GOOD_AUROC and found.rejected_unknown < GOOD_REJECTED:
         return "The scores separate well but the threshold is too high: more images per class, or a larger alpha, help."
     if found.auroc >= GOOD_AUROC and found.rejected_known > MOST_ALPHAS * rule.alpha:
         return "Known images are rejected too often: test images seem to differ from those learned from."
-    return "Unknown detection improves with better features: longer training, more images per class, a larger network."
+    return f"Unknown detection improves with better features: {remedies.of_features}."
 
 
 def _numbers(name: str, hits: Hits) -> str:

@@ -202,7 +202,7 @@ def print_verdict(console: Console, verdict: Mapping[str, Any]) -> None:
         part = verdict[name]
         table.add_row(title, Text(part["grade"], style=GRADE_STYLES[part["grade"]]), part["numbers"])
     console.print(table)
-    for advice in dict.fromkeys(verdict[name]["advice"] for name in PARTS):
+    for advice in dict.fromkeys([*(verdict[name]["advice"] for name in PARTS), verdict.get("note")]):
         if advice:
             console.print(advice, highlight=False, markup=False)
 

@@ -38,7 +38,7 @@ def manifest(bundle: Path) -> Manifest:
         update={
             "metrics": METRICS,
             "origin": Origin(data=("folder",), commands=("openworld fit --data FOLDER --out RUN",)),
-            "verdict": summarise(weak, good, good),
+            "verdict": summarise(weak, good, good, "What to expect of few photos."),
             "versions": {"numpy": "2.4.6"},
         }
     )
@@ -58,6 +58,7 @@ def test_data_classes_metrics_verdict_limits_and_commands(manifest: Manifest) ->
     assert f"| 0 | run | {', '.join(TASKS[0])} |" in card
     assert "| accuracy among all classes (CIL) | 87.5 % |" in card
     assert "| classes within a task | weak | WP 70 % of 48 |" in card
+    assert "What to expect of few photos." in card
     limits = card.partition("## Limits")[2].partition("\n## ")[0]
     for limit in (
         "Only 48 test images",

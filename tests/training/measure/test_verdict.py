@@ -198,3 +198,43 @@ def test_a_run_with_too_few_images_to_reject_any_is_found_out() -> None:
     assert [part.grade for part in verdict.parts.values()] == ["good", "good", "not working"]
     assert "task 3 has fewer than 20 images" in verdict.unknown.advice
     assert found.auroc > 0.9
+
+
+def pooled_verdict(images: int, least_photos: int) -> RunVerdict:
+    """Of two tasks of a run with a trunk, which counts the `images` of both together."""
+    scores = np.arange(images // 2) / images
+    tasks = tuple(TaskRule.fit(scores, 2, scores, scores) for _ in range(2))
+    rule = Rule(score="pooled", alpha=0.05, tasks=tasks, joint=True, expectation=True)
+    ids = CLASS_IDS[:80]
+    network = {name: values[:80, :4] for name, values in outputs(0, 2).items()}
+    verdicts = judge(network, rule)
+    found = never_learned(verdicts, judge({name: values[:, :4] for name, values in foreign_outputs(1).items()}, rule))
+    return judge_run(class_hits(verdicts, rule, ids), task_hits(verdicts, rule, ids), found, rule, least_photos)
+
+
+def test_with_a_trunk_the_advice_is_what_helps_a_trunk() -> None:
+    verdict = pooled_verdict(200, 50)
+    assert [part.grade for part in verdict.parts.values()] == ["not working"] * 3
+    for part in verdict.parts.values():
+        assert "ore photos per class, another --trunk" in part.advice
+        assert "--size" in part.advice
+    assert "onger training" not in verdict.summary
+    assert "larger network" not in verdict.summary
+    assert "smallest class" not in verdict.summary
+
+
+@pytest.mark.parametrize(("photos", "said"), [(1, "from 1 photo:"), (5, "from 5 photos:"), (20, "from 20 photos:")])
+def test_few_photos_per_class_have_a_sentence_on_what_to_expect(photos: int, said: str) -> None:
+    verdict = pooled_verdict(200, photos)
+    assert said in verdict.note
+    assert "about half of unknown photos to pass as known" in verdict.note
+    assert verdict.note in verdict.summary
+    assert pooled_verdict(200, 21).note == ""
+
+
+def test_with_a_trunk_the_photos_of_all_tasks_count_together() -> None:
+    # Each task has too few by itself.
+    assert "fewer than 20" not in pooled_verdict(30, 8).summary
+    few = pooled_verdict(16, 4).unknown.advice
+    assert "all tasks together have fewer than 20 images" in few
+    assert "task 0" not in few
