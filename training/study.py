@@ -111,7 +111,7 @@ class Studied:
 
     @property
     def name(self) -> str:
-        """Tells runs with other options apart, which may be in the same folder."""
+        """A name that differs between runs with other options, which may be in the same folder."""
         texts = [hashlib.sha256(text.encode()).hexdigest()[:8] if name == "--tasks" else text
                  for name, text in self.options]  # fmt: skip
         return "-".join([self.preset, *(re.sub(r"[^\w.]+", "-", text) for text in texts)])

@@ -31,7 +31,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names)}{did_you_mean(text, names)}")
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names) or 'none'}{did_you_mean(text, names)}")
         return text
 
     return parse
@@ -62,7 +62,7 @@ class GlossaryParser(argparse.ArgumentParser):
         if unknown is None:
             return f"{TOO_MANY}: got {', '.join(map(repr, rest))}; allowed: those of the usage"
         names = sorted({*re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_usage())})
-        return f"no such option: got {unknown}; allowed: {', '.join(names)}{did_you_mean(unknown, names)}"
+        return f"no such option: got {unknown}; allowed: {', '.join(names) or 'none'}{did_you_mean(unknown, names)}"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {one_line(message)} (see {self.prog} --help)\n")

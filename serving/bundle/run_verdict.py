@@ -48,7 +48,9 @@ class RunVerdict(BaseModel):
     wp: PartVerdict = Field(description="the class, if the task is given (WP)")
     tp: PartVerdict = Field(description="the task (TP)")
     unknown: PartVerdict = Field(description="telling known images from unknown ones")
-    note: str = Field(default="", description="what to expect of a run with few images; empty if there are enough")
+    note: str = Field(
+        default="", description="what to expect of a run with few images; empty if there are enough", examples=[""]
+    )
 
     @property
     def parts(self) -> dict[str, PartVerdict]:

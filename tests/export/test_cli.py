@@ -328,5 +328,6 @@ def test_an_unknown_argument_cannot_control_the_terminal(name: str, capsys: pyte
         cli.main([name, *NEEDED.get(name, ["X"]), "--no\x1b[2J\nsuch"])
     shown = capsys.readouterr().err
     assert ended.value.code == 2
-    assert shown.startswith(r"error: unrecognized arguments: --no\x1b[2J\nsuch (see openworld ")
+    assert shown.startswith(r"error: no such option: got --no\x1b[2J\nsuch; allowed: ")
+    assert shown.endswith(f" (see openworld {name} --help)\n")
     assert shown.count("\n") == 1
