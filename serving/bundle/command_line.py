@@ -31,7 +31,9 @@ def one_of(*names: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {', '.join(names) or 'none'}{did_you_mean(text, names)}")
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}; allowed: {', '.join(names) or 'none'}{did_you_mean(text, names)}"
+            )
         return text
 
     return parse
