@@ -228,7 +228,7 @@ def test_an_image_is_shown_large_with_its_neighbours(page: Page, filled: Filled)
     assert large.locator("img").get_attribute("src") == f"unknowns/items/{filled.first[2]}/image"
     assert large.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 24
     page.keyboard.press("Escape")
-    assert large.count() == 0
+    large.wait_for(state="detached")
     assert page.evaluate("document.activeElement.id") == f"thumb-{filled.first[1]}"
 
 
