@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from export.graph.notes import note
 from models.trunks.trunk import Trunk
-from serving.bundle.run_verdict import RunVerdict, not_measured
+from serving.bundle.run_verdict import PartVerdict, RunVerdict, not_measured, summarise
 from training.data.images import DataError
 from training.data.opening import open_sources
 from training.data.quarantined import Address
@@ -46,6 +46,7 @@ def quality_of(
     """The quality that RUN/metrics.json records. A run that is exported by another decision than it was measured with
     is measured again, on the test images that are at hand."""
     metrics = _recorded(folder)
+    verdict = _verdict(folder, metrics)
     measured_by = metrics.get("decision")
     if measured_by != run.decider.name:
         note(f"measuring the run again: it was measured with decision {measured_by}, not {run.decider.name}")
@@ -56,15 +57,33 @@ def quality_of(
             sources = open_sources(run.config, data, quarantine, trunk=trunk)
             metrics = measure(evaluate(run, sources, torch.device("cpu")))
         except DataError as error:
-            reason = f"the run was measured with decision {measured_by} only, and no test image is at hand ({error})"
-            return Quality({}, not_measured(reason))
+            reason = f"the run was measured with decision {measured_by} only, and no test image is available ({error})"
+            return Quality({}, _by_another_decision(verdict, reason))
+        verdict = _verdict(folder, metrics)
+    return Quality(metrics, verdict)
+
+
+def _verdict(folder: Path, metrics: dict[str, Any]) -> RunVerdict:
+    """The verdict, which is taken out of the metrics."""
     try:
-        verdict = RunVerdict.model_validate(metrics.pop(VERDICT, None))
+        return RunVerdict.model_validate(metrics.pop(VERDICT, None))
     except ValidationError:
         raise RunError(
             f"{folder / METRICS}: no verdict on the run; measure it again with `openworld fit --out {folder} --resume`"
         ) from None
-    return Quality(metrics, verdict)
+
+
+def _by_another_decision(recorded: RunVerdict, reason: str) -> RunVerdict:
+    """Nothing is known of the new decision, but a part that did not work with the measured one is not taken to work."""
+    if recorded.warning is None:
+        return not_measured(reason)
+
+    def part(before: PartVerdict) -> PartVerdict:
+        if before.grade == "not working":
+            return before.model_copy(update={"numbers": f"{before.numbers}; {reason}"})
+        return PartVerdict(grade="not measured", numbers=reason)
+
+    return summarise(part(recorded.wp), part(recorded.tp), part(recorded.unknown), recorded.note)
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from export.__main__ import main as export
@@ -42,10 +43,15 @@ from tests.helpers import assert_same_tensors, raise_at_call, run_tensors
 from tests.helpers_photos import grown_run, photo, write_photos
 from tests.helpers_serving import PATIENCE, ROOT, eventually, reseal, saved, serving
 from training import fit
+from training.data.opening import open_sources
 from training.discover import main as discover
 from training.evaluate import main as evaluate
 from training.learn import pooled_learner
+from training.measure.evaluation import evaluate as evaluate_run
+from training.measure.evaluation import known_and_unknown
+from training.measure.verdict import LATER
 from training.report_page import main as write_report
+from training.run import open_run
 from training.store.checkpoint import read_config
 
 TASKS = "disc,stripes; checks,triangle"
@@ -94,6 +100,15 @@ def test_photos_get_a_trunk_by_default_and_are_told_apart(line: Line) -> None:
     assert found["accepted_known"] >= 0.6
     assert (found["decision"], found["trunk"]) == ("pooled", "efficientnet-lite0")
     assert "The smallest class was learned from 1" in found["verdict"]["note"]
+
+
+def test_without_unknown_images_the_run_before_each_task_is_measured_on_its_images(line: Line) -> None:
+    cpu = torch.device("cpu")
+    run = open_run(line.run, cpu)
+    sources = open_sources(run.config, None, run=line.run)
+    known, _ = known_and_unknown(sources.test_images()[0], run.config)
+    found = evaluate_run(run, sources, cpu, other_unknown=known.at(np.empty(0, int)))
+    assert found.verdict.unknown.numbers.endswith(LATER)
 
 
 def test_a_bundle_holds_the_trunk_once_and_little_else(line: Line) -> None:

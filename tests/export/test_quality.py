@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,23 @@ def test_a_run_that_is_exported_by_another_decision_is_measured_again(
     gone = load_bundle(tmp_path / "gone").manifest
     assert (gone.metrics, gone.verdict.tp.grade) == ({}, "not measured")
     assert f"measured with decision {chosen.decision} only" in gone.verdict.summary
+
+
+def test_another_decision_without_images_does_not_hide_what_does_not_work(
+    exported_hat: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_tiny_preset(monkeypatch)
+    monkeypatch.delitem(SOURCES, "tiny")
+    folder = shutil.copytree(exported_hat.folder, tmp_path / "run")
+    judged(folder, summarise(GOOD.wp, BAD, GOOD.unknown))
+    arguments = [str(folder), "--decision", "paper", "--out", str(tmp_path / "bundle")]
+    assert main(arguments) == 2
+    assert BAD.numbers in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == 0
+    verdict = load_bundle(tmp_path / "bundle").manifest.verdict
+    assert [part.grade for part in verdict.parts.values()] == ["not measured", "not working", "not measured"]
+    assert verdict.warning is not None
+    assert BAD.numbers in verdict.warning
 
 
 def test_another_decision_of_a_run_without_images_is_refused_nothing(

@@ -24,12 +24,14 @@ run's alpha count as well:
 - weak: anything between.
 
 Without images of classes that no task has, every task's images are unknown to the run without that task. Learning a
-task changes no output of the others, so that run is had by leaving out the task's columns. With statistics that are
-pooled over all tasks this is not exact: the task's images have shaped the other columns too.
+task changes no output of the others, so that run is had by leaving out the task's columns. Statistics that are pooled
+over all tasks have been shaped by the images of every task. Of these, the run as it was before a task was learned is
+measured on the images of that task.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +41,7 @@ from sklearn.metrics import roc_auc_score
 from serving.bundle.decision import Outputs, Rule, Verdicts, judge
 from serving.bundle.old_classes import lower_share
 from serving.bundle.run_verdict import Grade, PartVerdict, RunVerdict, summarise
-from training.measure.metrics import right_within_task, task_of
+from training.measure.metrics import first_tasks, right_within_task, task_of
 
 CONFIDENCE = 1.645
 """Standard deviations below an estimate at which a one-sided 95 % confidence interval ends."""
@@ -50,8 +52,12 @@ GOOD_REJECTED, MOST_ALPHAS = 0.5, 3.0
 FEW_PHOTOS = 20
 """With so few photos per class or fewer, the verdict on a run with a trunk has a note on what to expect."""
 
+OutputsAfter = Callable[[int], Outputs]
+"""How many of the tasks -> the outputs for the known images after these were learned."""
+
 NEVER_LEARNED = "classes never learned"
 LEFT_OUT = "each task's, left out in turn"
+LATER = "each task's, before it was learned"
 
 
 class Remedies(NamedTuple):
@@ -189,13 +195,36 @@ def left_out(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Se
         verdicts = judge({name: values[:, columns] for name, values in outputs.items()}, rest)
         known, unknown = (Verdicts(*(values[rows] for values in verdicts)) for rows in (true != task, true == task))
         found.append(never_learned(known, unknown))
+    return replace(_mean(found, LEFT_OUT), known=len(true))
+
+
+def not_yet_learned(rule: Rule, class_ids: NDArray[np.integer], outputs_after: OutputsAfter) -> Separation | None:
+    """The next task's images against those of the tasks before it, by the run before it was learned: means over tasks.
+
+    None without test images of two tasks, one of them later than the first task.
+    """
+    true, found = task_of(class_ids, rule), []
+    for count in range(1, len(rule.tasks)):
+        known, unknown = true < count, true == count
+        if not (known.any() and unknown.any()):
+            continue
+        outputs, rule_then = first_tasks(outputs_after(count), rule, count)
+        on_known, on_unknown = (
+            judge({name: values[rows] for name, values in outputs.items()}, rule_then) for rows in (known, unknown)
+        )
+        found.append(never_learned(on_known, on_unknown))
+    return _mean(found, LATER) if found else None
+
+
+def _mean(found: Sequence[Separation], source: str) -> Separation:
+    """Means over tasks; how certain they are is judged by the fewest images."""
     return Separation(
         auroc=float(np.mean([each.auroc for each in found])),
-        known=len(true),
+        known=min(each.known for each in found),
         unknown=min(each.unknown for each in found),
         rejected_known=float(np.mean([each.rejected_known for each in found])),
         rejected_unknown=float(np.mean([each.rejected_unknown for each in found])),
-        source=LEFT_OUT,
+        source=source,
     )
 
 

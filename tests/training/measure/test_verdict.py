@@ -9,6 +9,7 @@ from serving.bundle.decision import NETWORK_NAMES, Outputs, Rule, TaskRule, judg
 from serving.bundle.old_classes import lower_share
 from serving.bundle.run_verdict import PARTS, RunVerdict
 from training.measure.verdict import (
+    LATER,
     LEFT_OUT,
     Hits,
     Separation,
@@ -17,6 +18,7 @@ from training.measure.verdict import (
     judge_run,
     left_out,
     never_learned,
+    not_yet_learned,
     task_hits,
 )
 
@@ -159,6 +161,32 @@ def test_without_unknown_images_every_task_is_left_out_in_turn() -> None:
     assert verdict_on(network).unknown.grade == "good"
     # Images that are as near to the other tasks as to their own are known to the run without their own.
     assert verdict_on(outputs(0.5, 1)).unknown.grade == "not working"
+
+
+def test_images_of_a_task_are_unknown_to_the_run_before_it() -> None:
+    """Statistics of today have seen all tasks, so what they make of a task's images proves nothing."""
+
+    def before(count: int) -> Outputs:
+        # Until the last task was learned, its images looked like those of the task before it.
+        moved = np.where(CLASS_IDS // 2 == 3, CLASS_IDS - 2, CLASS_IDS) if count == 3 else CLASS_IDS
+        foreign = np.arange(2 * count) // 2 != moved[:, None] // 2
+        distances = 40.0 * foreign + np.random.default_rng(0).normal(0, 0.01, foreign.shape) ** 2
+        return dict(zip(NETWORK_NAMES, (-distances, distances), strict=True))
+
+    found = not_yet_learned(RULE, CLASS_IDS, before)
+    assert found is not None
+    assert found.source == LATER
+    assert found.auroc == pytest.approx((1 + 1 + 0.5) / 3, abs=0.05)
+    assert found.rejected_unknown == pytest.approx(2 / 3, abs=0.05)
+    assert (found.known, found.unknown) == (40, 40), "those of the task with the fewest"
+    left = left_out(outputs(40, 0.3), RULE, CLASS_IDS)
+    assert left is not None
+    assert left.auroc == 1
+
+
+def test_the_run_before_a_task_is_not_measured_without_images_of_later_tasks() -> None:
+    first = CLASS_IDS[CLASS_IDS < 2]
+    assert not_yet_learned(RULE, first, lambda count: pytest.fail("nothing to measure")) is None
 
 
 def test_a_single_task_without_unknown_images_is_not_measured() -> None:
