@@ -116,6 +116,13 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     assert named <= targets
 
 
+def test_the_guide_names_the_pinned_versions_of_pytorch() -> None:
+    """Of another version, `make demo` would replace the build for the CPU."""
+    pins = re.findall(r"^(?:torch|torchvision)==.+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pins) == 2
+    assert f"pip install {' '.join(pins)} ...\n" in (ROOT / "docs/howto/install.md").read_text()
+
+
 def test_the_response_in_the_readme_is_one_of_the_service() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     content = json.loads(shown)
