@@ -123,6 +123,15 @@ def test_the_guide_names_the_pinned_versions_of_pytorch() -> None:
     assert f"pip install {' '.join(pins)} ...\n" in (ROOT / "docs/howto/install.md").read_text()
 
 
+def test_the_index_lists_every_target_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        name: set(re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text())) for name in ("docs/README.md", "README.md")
+    }
+    assert named["docs/README.md"] == targets - {"help"}
+    assert {"demo-teach", "compare", "soak", "fuzz", "audit", "sbom"} <= named["README.md"] <= targets
+
+
 def test_the_response_in_the_readme_is_one_of_the_service() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     content = json.loads(shown)
