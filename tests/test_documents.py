@@ -78,6 +78,12 @@ def test_documents_name_files_that_exist() -> None:
     } == set()
 
 
+def test_the_tables_of_the_architecture_can_be_scanned() -> None:
+    rows = [line for line in (ROOT / "docs/ARCHITECTURE.md").read_text().splitlines() if line.startswith("|")]
+    assert len(rows) > 100
+    assert [cell for row in rows for cell in row.split("|") if len(cell) > 200] == []
+
+
 SPEECH = re.compile(r"\b(says|said|told|tells)\b", re.IGNORECASE)
 IDIOMS = re.compile(r"\b(told|tells \w+) apart\b", re.IGNORECASE)
 """Distinguishing things is not speech."""
