@@ -21,6 +21,11 @@ SHOWN = | { grep -E --line-buffered '^ *(Downloading|Building|Installing|ERROR|e
 # Compiled once here, so that servers that are not started by make are also fast to start.
 COMPILE = -m compileall -q serving models training export tests
 
+# Only the wheels for Linux contain CUDA libraries.
+define SMALLER
+'import importlib.util as u, shutil; shutil.which("nvidia-smi") or u.find_spec("torch") or print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md")'
+endef
+
 DIST := dist
 
 .PHONY: help demo demo-loop demo-teach test test-long test-failed check bench compare soak fuzz audit sbom release clean
@@ -94,7 +99,7 @@ $(VENV)/bin/python:
 $(VENV)/train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): a few minutes once, mostly PyTorch$(if $(filter Linux,$(SYSTEM)), and its CUDA libraries)"
 	@echo "After \"Installing collected packages\" pip unpacks$(if $(filter Linux,$(SYSTEM)), several GB) and prints nothing for a while."
-	@$(PY) -c 'import importlib.util as u, shutil; print("no GPU found: PyTorch for the CPU alone is much smaller and can be installed first, see docs/howto/install.md" if not shutil.which("nvidia-smi") and not u.find_spec("torch") else "", end="\n")'
+	$(if $(filter Linux,$(SYSTEM)),@$(PY) -c $(SMALLER))
 	set -o pipefail; $(PY) $(INSTALL) -e '.[train,photos,client]' $(SHOWN)
 	@$(PY) $(COMPILE)
 	@touch $@

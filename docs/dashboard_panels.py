@@ -1,13 +1,15 @@
 """Draws the panels of a Grafana dashboard as a page of HTML and SVG, from what Prometheus answered to their queries.
 
 It draws what docs/grafana-dashboard.json uses: stat, gauge, table, row, time series (stacked, filled, with a
-logarithmic or a second axis) and heat map, with the units, legends and places of the file.
+logarithmic or a second axis, with threshold lines) and heat map, with the units, legends, overrides and places of the
+file.
 """
 
 from __future__ import annotations
 
 import html
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,11 +149,23 @@ def _unit(panel: dict[str, Any], name: str = "") -> str:
 def _option(panel: dict[str, Any], name: str, option: str) -> Any:
     """What the panel overrides for a series of this name."""
     for override in panel["fieldConfig"]["overrides"]:
-        if override["matcher"]["options"] == name:
+        if _matches(override["matcher"], name):
             for change in override["properties"]:
                 if change["id"] == option:
                     return change["value"]
     return None
+
+
+def _matches(matcher: dict[str, str], name: str) -> bool:
+    if matcher["id"] == "byRegexp":
+        return re.search(matcher["options"].strip("/"), name) is not None
+    return matcher["options"] == name
+
+
+def _colours(panel: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """The colour of each series: that of an override, or the next one of the palette."""
+    overridden = [_option(panel, name, "color") for name in names]
+    return [given["fixedColor"] if given else PALETTE[number % len(PALETTE)] for number, given in enumerate(overridden)]
 
 
 def _last(series: Series) -> float:
@@ -257,7 +271,8 @@ def _scale(
 ) -> _Scale:
     values = [value for each in series for value in each.points.values() if value > 0 or not log] or [1.0]
     if log:
-        powers = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        largest = panel["fieldConfig"]["defaults"].get("max", max(values))
+        powers = math.floor(math.log10(min(values))), math.ceil(math.log10(largest))
         return _Scale(10.0 ** powers[0], 10.0 ** max(powers[1], powers[0] + 1), top, bottom, unit, log=True)
     defaults = panel["fieldConfig"]["defaults"]
     low = defaults.get("min", min(0.0, *values))
@@ -283,7 +298,8 @@ def _lines(panel: dict[str, Any], series: list[Series], span: Span, width: float
     drawn = _stacked(series) if stacked else series
     on_right = [_option(panel, each.name, "custom.axisPlacement") == "right" for each in series]
     names = [each.name for each in series]
-    legend, legend_height = _legend(names, width)
+    colours = _colours(panel, names)
+    legend, legend_height = _legend(names, colours, width)
     left, right = AXIS + 8.0, width - (AXIS + 10 if any(on_right) else 12)
     top, bottom = TITLE + 8.0, height - legend_height - 28
     scales = [
@@ -299,7 +315,7 @@ def _lines(panel: dict[str, Any], series: list[Series], span: Span, width: float
     ]
     shapes = []
     for number, (each, side) in reversed(list(enumerate(zip(drawn, on_right, strict=True)))):
-        colour, scale = PALETTE[number % len(PALETTE)], scales[side]
+        colour, scale = colours[number], scales[side]
         places = [
             (_across(moment, span, left, right), scale.place(value)) for moment, value in sorted(each.points.items())
         ]
@@ -311,18 +327,34 @@ def _lines(panel: dict[str, Any], series: list[Series], span: Span, width: float
         floor = " ".join(f"{x:.1f},{y:.1f}" for x, y in reversed(base))
         if opacity:
             shapes.append(f'<polygon points="{line} {floor}" fill="{colour}" opacity="{opacity}"/>')
-        shapes.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        style = _option(panel, each.name, "custom.lineStyle") or {}
+        dashes = f' stroke-dasharray="{" ".join(map(str, style["dash"]))}"' if style.get("fill") == "dash" else ""
+        shapes.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>')
+    shapes += _threshold_lines(panel, scales[0], left, right)
     axes = _axis(scales[0], left, right, left - 6, "end") + _moments(span, left, right, bottom)
     if any(on_right):
         axes += _axis(scales[1], left, right, right + 6, "start", lines=False)
     return f'<svg width="{width:.0f}" height="{height:.0f}" style="top: 0">{axes}{"".join(shapes)}</svg>{legend}'
 
 
-def _legend(names: Sequence[str], width: float) -> tuple[str, float]:
+def _threshold_lines(panel: dict[str, Any], scale: _Scale, left: float, right: float) -> list[str]:
+    """A line for each threshold of a panel that shows them as lines."""
+    defaults = panel["fieldConfig"]["defaults"]
+    if defaults.get("custom", {}).get("thresholdsStyle", {}).get("mode") != "line":
+        return []
+    return [
+        f'<line x1="{left}" x2="{right}" y1="{scale.place(step["value"]):.1f}" y2="{scale.place(step["value"]):.1f}" '
+        f'class="threshold" stroke="{NAMED[step["color"]]}" stroke-width="1.5"/>'
+        for step in defaults["thresholds"]["steps"]
+        if step["value"] is not None
+    ]
+
+
+def _legend(names: Sequence[str], colours: Sequence[str], width: float) -> tuple[str, float]:
     """The list below a chart, and how high it is."""
     entries = "".join(
-        f'<span><i style="background: {PALETTE[number % len(PALETTE)]}"></i>{html.escape(name)}</span> '
-        for number, name in enumerate(names)
+        f'<span><i style="background: {colour}"></i>{html.escape(name)}</span> '
+        for name, colour in zip(names, colours, strict=True)
     )
     lines, used = 1, 0.0
     for name in names:

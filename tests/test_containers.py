@@ -282,6 +282,65 @@ def test_the_chart_renders_the_plain_manifests() -> None:
         assert found.get("matchLabels", found) == selector
 
 
+def test_the_commands_of_the_guide_start_both_kinds_of_image() -> None:
+    """Those of a bento start its entrypoint; an image of the Dockerfile, which has none, starts its own command."""
+    text = (DOCS / "howto/deploy.md").read_text()
+    commands = re.findall(r"^# an image of `(.+)`:\nhelm upgrade --install ((?:.*\\\n)*.+)", text, re.MULTILINE)
+    kinds = {}
+    for built_by, words in commands:
+        name, chart, *values = shlex.split(words.replace("\\\n", " "))
+        assert (name, ROOT / chart) == ("openworld", CHART)
+        (container,) = rendered(*values)["Deployment"]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "registry.example.com/openworld:1"
+        kinds[built_by] = container.get("command", [])[-1:]
+    assert kinds == {"bentoml containerize": ["/home/bentoml/bento/env/docker/entrypoint.sh"], "docker build": []}
+
+
+@pytest.mark.parametrize(("kind", "other"), [("bento", "dockerfile"), ("dockerfile", "bento")])
+def test_the_notes_of_the_chart_name_the_kind_of_image(kind: str, other: str, tmp_path: Path) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    # `helm template` leaves the notes out, so a manifest shows them.
+    notes = (chart / "templates/NOTES.txt").read_text()
+    template = '{{ define "notes" }}' + notes + '{{ end }}kind: Notes\ntext: {{ include "notes" . | toJson }}\n'
+    (chart / "templates/notes.yaml").write_text(template)
+    done = tool("helm", "template", "openworld", chart, "--set", f"image.kind={kind}", "-s", "templates/notes.yaml")
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)["text"]
+    assert f'image.kind is "{kind}"' in shown
+    assert f"--set image.kind={other}" in shown
+
+
+def test_the_component_for_an_image_of_the_dockerfile_removes_the_start_of_a_bento() -> None:
+    """In a patch, null removes a field; the plain manifest starts a bento."""
+
+    def started(path: str) -> dict[str, Any]:
+        deployment = yaml.safe_load((DOCS / "kubernetes" / path).read_text())
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert (deployment["metadata"]["name"], container["name"]) == ("openworld", "openworld")
+        return dict(container)
+
+    assert {"command", "args"} <= set(started("deployment.yaml"))
+    assert started("dockerfile-image/start.yaml") == {"name": "openworld", "command": None, "args": None}
+
+
+@pytest.mark.parametrize("components", [[], ["dockerfile-image"], ["dockerfile-image", "shared-bundle"]])
+def test_kustomize_renders_the_start_of_the_chosen_image(components: list[str], tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl")
+    folder = shutil.copytree(DOCS / "kubernetes", tmp_path / "kubernetes")
+    chosen = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**chosen, "components": components}))
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (deployment,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    bento = not components
+    assert ("command" in container, "args" in container) == (bento, bento)
+    assert "readinessProbe" in container
+    assert any(entry["name"] == "OPENWORLD_BUNDLES" for entry in container["env"]) == ("shared-bundle" in components)
+
+
 EVERYTHING = (
     *("--set", "bundles.claim=shelf", "--set", "deadline=60", "--set", "image.kind=dockerfile"),
     *("--set-string", "settings.OPENWORLD_ALPHA=0.01", "--set", "podAnnotations.team=vision"),

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.helpers_serving import ROOT
 
@@ -60,6 +61,52 @@ def test_a_panel_without_answers_says_so(panels: ModuleType) -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
     page = panels.draw_page(dashboard, {}, panels.Span(0.0, 60.0))
     assert page.count("No data") == sum(panel["type"] != "row" for panel in dashboard["panels"])
+
+
+def drawn(panels: ModuleType, title: str, series: dict[str, float]) -> tuple[dict[str, Any], str]:
+    """A panel of the dashboard, and its drawing with one constant series per name."""
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    (panel,) = [panel for panel in dashboard["panels"] if panel["title"] == title]
+    lines = [panels.Series({}, name, {100.0: value, 190.0: value}) for name, value in series.items()]
+    return panel, panels.draw_panel(panel, lines, panels.Span(100.0, 190.0))
+
+
+def heights(points: str) -> set[float]:
+    return {float(pair.split(",")[1]) for pair in points.split()}
+
+
+def test_the_level_of_the_alarm_is_a_line_above_smaller_evidence(panels: ModuleType) -> None:
+    panel, picture = drawn(panels, "Evidence for a change", {"0": 1e-6, "all": 1.0})
+    (level,) = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"] if step["value"]]
+    (group,) = yaml.safe_load((DOCS / "prometheus-rules.yaml").read_text())["groups"]
+    (alarm,) = [rule["expr"] for rule in group["rules"] if "openworld_drift_evidence" in rule["expr"]]
+    assert alarm.endswith(f"(openworld_drift_evidence) >= {level}")
+    (line,) = re.findall(r'y1="([\d.]+)" y2="([\d.]+)" class="threshold"', picture)
+    at_the_level, below = (heights(points) for points in re.findall(r'<polyline points="([^"]+)"', picture))
+    assert at_the_level == {float(line[0])} == {float(line[1])}
+    assert float(line[0]) < min(below)
+    # Small evidence alone leaves the line within the chart.
+    _, picture = drawn(panels, "Evidence for a change", {"0": 1e-6})
+    (alone,) = re.findall(r'y1="([\d.]+)" y2="[\d.]+" class="threshold"', picture)
+    assert float(alone) == pytest.approx(float(line[0]))
+
+
+def test_known_and_unknown_answers_of_a_task_differ_in_colour_and_style(panels: ModuleType) -> None:
+    names = [f"task {task}, known {known}" for known in ("false", "true") for task in range(7)]
+    _, picture = drawn(panels, "Answers by task", dict.fromkeys(names, 1.0))
+    legend = dict(map(reversed, re.findall(r'<i style="background: (#\w+)"></i>([^<]+)<', picture)))
+    assert list(legend) == names
+    first = [legend[name] for name in names if int(name.split()[1].strip(",")) < 5]
+    colours = [tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) for colour in first]
+    nearest = min(
+        sum(abs(a - b) for a, b in zip(one, other, strict=True))
+        for place, one in enumerate(colours)
+        for other in colours[place + 1 :]
+    )
+    assert nearest > 80
+    lines = re.findall(r'<polyline points="[^"]+" fill="none" stroke="(#\w+)" stroke-width="1.5"(.*?)/>', picture)
+    assert [bool(dashes) for _, dashes in reversed(lines)] == ["false" in name for name in names]
+    assert [colour for colour, _ in reversed(lines)] == list(legend.values())
 
 
 @pytest.mark.parametrize(

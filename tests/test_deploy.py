@@ -71,10 +71,14 @@ def dockerfile(bento: Path) -> str:
 # ---- Kubernetes
 
 
-@pytest.mark.parametrize("folder", [KUBERNETES, KUBERNETES / "shared-bundle"], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [KUBERNETES, KUBERNETES / "dockerfile-image", KUBERNETES / "shared-bundle"],
+    ids=lambda folder: folder.name,
+)
 def test_every_manifest_is_listed_and_every_listed_one_exists(folder: Path) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    listed = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", []))}
+    listed = {*kustomization.get("resources", []), *(patch["path"] for patch in kustomization.get("patches", []))}
     held = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml", "prometheus-adapter.yaml"}
     assert listed == held
     for path in folder.glob("*.yaml"):

@@ -78,6 +78,12 @@ def test_documents_name_files_that_exist() -> None:
     } == set()
 
 
+def test_the_tables_of_the_architecture_can_be_scanned() -> None:
+    rows = [line for line in (ROOT / "docs/ARCHITECTURE.md").read_text().splitlines() if line.startswith("|")]
+    assert len(rows) > 100
+    assert [cell for row in rows for cell in row.split("|") if len(cell) > 200] == []
+
+
 SPEECH = re.compile(r"\b(says|said|told|tells)\b", re.IGNORECASE)
 IDIOMS = re.compile(r"\b(told|tells \w+) apart\b", re.IGNORECASE)
 """Distinguishing things is not speech."""
@@ -114,6 +120,22 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     named = set(re.findall(r"\bmake ([a-z-]+)", section))
     assert "demo-loop" in named
     assert named <= targets
+
+
+def test_the_guide_names_the_pinned_versions_of_pytorch() -> None:
+    """Of another version, `make demo` would replace the build for the CPU."""
+    pins = re.findall(r"^(?:torch|torchvision)==.+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pins) == 2
+    assert f"pip install {' '.join(pins)} ...\n" in (ROOT / "docs/howto/install.md").read_text()
+
+
+def test_the_index_lists_every_target_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        name: set(re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text())) for name in ("docs/README.md", "README.md")
+    }
+    assert named["docs/README.md"] == targets - {"help"}
+    assert {"demo-teach", "compare", "soak", "fuzz", "audit", "sbom"} <= named["README.md"] <= targets
 
 
 def test_the_response_in_the_readme_is_one_of_the_service() -> None:

@@ -175,4 +175,5 @@ def test_only_linux_is_told_of_cuda_libraries(system: str, said: bool, tmp_path:
     command = ["make", "--dry-run", f"SYSTEM={system}", f"VENV={tmp_path}/new", f"{tmp_path}/new/train"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ("CUDA libraries" in done.stdout, "several GB" in done.stdout) == (said, said)
+    assert ("PyTorch for the CPU alone" in done.stdout) == said
     assert "prints nothing for a while" in done.stdout
