@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from pathlib import Path
 
 from serving.bundle.terminal import one_line
 from training.options import CommandParser, add_json_option, report_errors, run_command
@@ -20,7 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         from models.trunks.cache_settings import GB, cache_folder
-        from training.data.cache import cache_limit, clear, parts
+        from models.trunks.stored_graphs import GRAPHS
+        from training.data.cache import DIGESTS, cache_limit, clear, parts
+
+        kinds = {DIGESTS: "digests of files", GRAPHS: "exported graphs"}
 
         folder = cache_folder()
         if chosen.clear:
@@ -37,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
             return
         print(f"{one_line(folder)}: {shown(sum(part['bytes'] for part in found))} of {cache_limit() / GB:g} GB")
         for part in found:
-            name = f"{part['trunk']} at {part['size']}, view {part['view']}" if "trunk" in part else "digests of files"
+            name = kinds.get(Path(part["folder"]).name, "vectors of an unknown trunk")
+            name = f"{part['trunk']} at {part['size']}, view {part['view']}" if "trunk" in part else name
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(part["used"]))
             print(f"  {shown(part['bytes']):>10}  last used {used}  {one_line(name)}")
 

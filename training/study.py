@@ -101,7 +101,7 @@ class Studied:
     @classmethod
     def of(cls, chosen: argparse.Namespace) -> Studied:
         given = {name: getattr(chosen, name) for name in PASSED if getattr(chosen, name) is not None}
-        preset = chosen.preset or (DIGITS if chosen.trunk in (None, NO_TRUNK) else PHOTOS)
+        preset = chosen.preset or (PHOTOS if _of_photos(chosen) else DIGITS)
         options = tuple((f"--{name.replace('_', '-')}", str(value)) for name, value in given.items())
         return cls(preset, chosen.data, options, chosen.trunk_weights)
 
@@ -128,6 +128,15 @@ class Studied:
         """The options that a resumed run takes as well."""
         data = ["--data", self.data] if self.data else []
         return [*data, *(["--trunk-weights", str(self.trunk_weights)] if self.trunk_weights else [])]
+
+
+def _of_photos(chosen: argparse.Namespace) -> bool:
+    """Whether a study without --preset is one of photographs: by --trunk, or by the images as in `openworld fit`."""
+    if chosen.trunk is not None:
+        return bool(chosen.trunk != NO_TRUNK)
+    from training.learn.photos import shows_photos
+
+    return chosen.data is not None and shows_photos(Path(chosen.data))
 
 
 def one_task(tasks: str) -> str:
@@ -205,7 +214,9 @@ def baseline_metrics(studied: Studied, seed: int, folder: Path) -> dict[str, Met
 def make_parser() -> CommandParser:
     parser = CommandParser("openworld study", "Learn the paper's systems over several seeds and print tables of them.")
     parser.add_argument(
-        "--preset", metavar="NAME", help=f"a preset of `openworld fit`; default: {DIGITS}; with --trunk {PHOTOS}"
+        "--preset",
+        metavar="NAME",
+        help=f"a preset of `openworld fit`; default: {DIGITS}; with --trunk, or photographs in --data: {PHOTOS}",
     )
     parser.add_argument(
         "--methods",

@@ -44,6 +44,14 @@ def test_baselines_of_photos_are_those_of_their_encoded_vectors(
     assert not (tmp_path / "none").exists()
 
 
+def test_a_folder_of_photos_is_studied_with_a_trunk(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", disc=2, stripes=2)
+    chosen = study.make_parser().parse(["--data", str(photos)])
+    assert study.Studied.of(chosen).preset == "photos"
+    assert study.Studied.of(study.make_parser().parse(["--data", str(photos), "--trunk", "none"])).preset == "digits"
+    assert study.Studied.of(study.make_parser().parse([])).preset == "digits"
+
+
 @pytest.mark.long
 def test_the_study_of_photos_has_rows_for_baselines_and_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ torch has exported (`models.trunks.stored_graphs`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ DIGESTS_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Part:
-    """All vectors of one trunk and view, or the digests of files."""
+    """All vectors of one trunk and view, the digests of files, or the exported graphs."""
 
     folder: Path
     bytes: int
@@ -73,16 +74,16 @@ class Cache:
         a DataError if there is still no room.
         """
         own, needed, limit = records.folder, count * records.width, cache_limit()
-        vectors = [part for part in parts(self.folder) if part.folder.parent.name == VECTORS]
-        excess = sum(part.bytes for part in vectors) + needed - limit
-        for part in vectors:
+        others = [part for part in parts(self.folder) if part.folder.name != DIGESTS]
+        excess = sum(part.bytes for part in others) + needed - limit
+        for part in others:
             if excess > 0 and part.folder not in self._open:
                 # A process that still uses it keeps its open files.
                 shutil.rmtree(part.folder, ignore_errors=True)
                 excess -= part.bytes
         restarted = excess > 0 and restart and len(records) > 0
         if restarted:
-            excess -= next((part.bytes for part in vectors if part.folder == own), 0)
+            excess -= next((part.bytes for part in others if part.folder == own), 0)
             shutil.rmtree(own, ignore_errors=True)
             self._open.pop(own).close()
         free = shutil.disk_usage(_existing(self.folder)).free
@@ -137,7 +138,7 @@ class Cache:
 
 
 def cache_limit() -> int:
-    """The bytes that all vectors together may take; raises a DataError if the setting cannot be used."""
+    """The bytes that all vectors and graphs together may take; raises a DataError if the setting cannot be used."""
     try:
         return cache_settings.cache_limit()
     except ValueError as error:
@@ -153,13 +154,17 @@ def parts(folder: Path) -> list[Part]:
             found.append(Part(index.parent, size, index.stat().st_mtime))
         except FileNotFoundError:
             continue  # another process has just removed it
+    with contextlib.suppress(FileNotFoundError):
+        graphs = [file.stat() for file in (folder / GRAPHS).iterdir()]
+        if graphs:
+            used = max(stat.st_mtime for stat in graphs)
+            found.append(Part(folder / GRAPHS, sum(stat.st_size for stat in graphs), used))
     return sorted(found, key=lambda part: part.used)
 
 
 def clear(folder: Path) -> int:
     """Remove the whole cache; returns its size in bytes."""
-    graphs = sum(file.stat().st_size for file in (folder / GRAPHS).glob("*"))
-    size = sum(part.bytes for part in parts(folder)) + graphs
+    size = sum(part.bytes for part in parts(folder))
     for name in (VECTORS, DIGESTS, GRAPHS):
         shutil.rmtree(folder / name, ignore_errors=True)
     return size
