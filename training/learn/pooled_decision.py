@@ -28,8 +28,8 @@ class PooledDecider:
     """The detector of every task, as it was when the task was learned."""
     images: int = 0
     """How many images the statistics are of."""
-    least_images: int = 0
-    """How many of them the smallest class has."""
+    median_images: int = 0
+    """How many of them half of the classes have at most."""
     teachable: Teachable | None = None
     """What a server needs to learn further classes, if the run has kept it."""
     adapters: tuple[Adapter, ...] = ()

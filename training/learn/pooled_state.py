@@ -60,7 +60,7 @@ class PooledState:
             classifiers=self.classifiers,
             detectors=self.detectors,
             images=self.statistics.images,
-            least_images=int(counts.min(initial=self.statistics.images)),
+            median_images=int(np.median(counts)) if len(counts) else 0,
             teachable=teachable,
         )
 

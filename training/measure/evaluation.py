@@ -103,7 +103,7 @@ class Evaluation:
             separation = verdict.not_yet_learned(rule, self.class_ids, lambda tasks: self._outputs_after(tasks)[0])
         elif self.is_served:
             separation = verdict.left_out(self.outputs, rule, self.class_ids)
-        photos = None if self.run.config.trunk is None else self.run.need_pooled().least_images
+        photos = None if self.run.config.trunk is None else self.run.need_pooled().median_images
         return verdict.judge_run(within, between, separation, rule, photos)
 
     @cached_property

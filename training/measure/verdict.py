@@ -229,18 +229,18 @@ def _mean(found: Sequence[Separation], source: str) -> Separation:
 
 
 def judge_run(
-    within: Hits, between: Hits, unknown: Separation | None, rule: Rule, least_photos: int | None = None
+    within: Hits, between: Hits, unknown: Separation | None, rule: Rule, photos_per_class: int | None = None
 ) -> RunVerdict:
     """The verdict on a run: WP, TP, and the separation of known and unknown images if there are any.
 
-    `least_photos` of a run with a trunk is how many photos it learned its smallest class from.
+    `photos_per_class` of a run with a trunk is how many photos half of its classes were learned from at most.
     """
-    remedies = FROM_SCRATCH if least_photos is None else WITH_TRUNK
+    remedies = FROM_SCRATCH if photos_per_class is None else WITH_TRUNK
     return summarise(
         _within(within, remedies),
         _between(between, len(rule.tasks), remedies),
         _unknown(unknown, rule, remedies),
-        _of_few(least_photos),
+        _of_few(photos_per_class),
     )
 
 
@@ -249,9 +249,9 @@ def _of_few(photos: int | None) -> str:
     if photos is None or photos > FEW_PHOTOS:
         return ""
     return (
-        f"The smallest class was learned from {photos} {'photo' if photos == 1 else 'photos'}: with 5 to {FEW_PHOTOS} "
-        "per class, expect labels that are right some points less often than with 30 or more, and about half of "
-        "unknown photos to pass as known; more photos of each class help both."
+        f"Half of the classes were learned from {photos} {'photo' if photos == 1 else 'photos'} or fewer: with 5 to "
+        f"{FEW_PHOTOS} per class, expect labels that are right some points less often than with 30 or more, and about "
+        "half of unknown photos to pass as known; more photos of each class help both."
     )
 
 
