@@ -300,7 +300,8 @@ def imported_by(module: str) -> set[str]:
 def test_a_run_is_opened_without_the_rest_of_training(module: str) -> None:
     commands = {"fit", "evaluate", "discover", "diagnose", "compare_scores", "report_page", "study", "plan", "presets"}
     unneeded = {f"training.{name}" for name in commands} | {"training.measure.evaluation"}
-    loop = {"features", "head", "losses", "optimizers", "augment", "learner", "adapters.learner", "adapters.learning"}
+    adapters = {"adapters.adapter_learner", "adapters.adapter_training"}
+    loop = {"features", "head", "losses", "optimizers", "augment", "learner", *adapters}
     unneeded |= {f"training.learn.{name}" for name in loop}
     unneeded |= {"matplotlib", "jinja2", "rich.console"}
     if module == "training.run":

@@ -13,7 +13,7 @@ from training.data.quarantined import QUARANTINE, Address, load_unknowns
 
 if TYPE_CHECKING:
     from training.data.encoder import Encoder
-    from training.data.encoding import View
+    from training.data.image_encoder import View
 
 
 class Sources:

@@ -18,7 +18,7 @@ from PIL import Image
 from serving.bundle.pixels import to_pixels
 from serving.bundle.sections import ImageSpec
 from training.config import Augmentation
-from training.data.encoding import View
+from training.data.image_encoder import View
 from training.data.images import Images
 from training.host.seeds import seed_from
 

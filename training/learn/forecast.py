@@ -22,7 +22,7 @@ from training.data.class_folders import TEST_FOLDERS, entries, subfolders
 from training.data.encoder import Encoder
 from training.data.images import TEST_SHARE, Source
 from training.data.originals import FileOriginal, Original
-from training.learn.adapters.forecast import AdapterForecast, forecast_adapters
+from training.learn.adapters.adapter_forecast import AdapterForecast, forecast_adapters
 from training.show.console import Reporter
 
 MEASURING = "measuring"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.pooled.classifier import Floats, checked, expanded
-from serving.bundle.pooled.halves import restored, rounded, stored
+from serving.bundle.pooled.float16_rows import restored, rounded, stored
 from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import Standardised
 from serving.bundle.pooled.solution import Solution

@@ -21,7 +21,7 @@ from serving.bundle.pixels import Limits
 from serving.http.context import RequestContext
 from serving.http.openapi import FILE_SCHEMA, error_responses, file_response
 from serving.http.page import page_response
-from serving.http.predictions import Predictions
+from serving.http.predict_routes import Predictions
 from serving.http.schemas import Answer, ApiModel, Whole, field
 from serving.http.upload import read_body
 from serving.inference.engine import Engine

@@ -22,9 +22,9 @@ from training.config import Lesson, RunConfig
 from training.data.images import Images
 from training.data.quarantined import QUARANTINE
 from training.data.views import Encode
+from training.learn.adapters.adapter_learner import AdapterLearner
 from training.learn.adapters.baking import baked_adapter
 from training.learn.adapters.choice import Choice, choose, judge
-from training.learn.adapters.learner import AdapterLearner
 from training.learn.adapters.state import task_adapter
 from training.show.console import Reporter
 from training.store.checkpoint import Checkpoint, Progress
