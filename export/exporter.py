@@ -373,13 +373,12 @@ def _current(shelf: Shelf) -> Bundle | None:
 
 
 def _is_provisional(before: Bundle, run: Run) -> bool:
-    """Whether the decision of a bundle was taken before a choice was possible: one task alone cannot show how well
-    tasks are separated."""
+    """Whether the decision of a bundle was fixed when the run had one task, before alternatives could be compared."""
     return len(before.rule.tasks) == 1 < len(run.rule.tasks)
 
 
 def _tell_decision(own: str, served: str, *, chosen_now: bool) -> None:
-    """Print by which of two decisions a run is published: its own, or the one that is served."""
+    """Print which of two decisions a run is published with: its own, or the one that is served."""
     if chosen_now:
         note(
             f"the current bundle decides by {served}, chosen with a single task; the run decides by {own} now, and is "

@@ -292,7 +292,7 @@ def _received(request: httpx.Request, outcome: Outcome) -> httpx.Response:
         UNREACHABLE,
         f"no answer from {request.url}",
         got=f"{type(outcome).__name__} {outcome}".strip(),
-        allowed="a server that answers in time",
+        allowed="a response within the client's timeout",
     )
     raise ServiceError(detail, status=None, request_id=request.headers["x-request-id"]) from outcome
 

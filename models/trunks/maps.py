@@ -46,9 +46,10 @@ def maps_beside(model: bytes, file: str) -> bytes | None:
 
 
 def with_maps(model: bytes) -> bytes | None:
-    """The same graph with one more output for each part of the vector that is an average of a map; None if none is.
+    """The same graph with one more output for each part of the vector that is the average of a feature map.
 
-    The class token of a transformer is not, nor is an average that was changed afterwards, such as by normalisation.
+    Returns None if no part is. The class token of a transformer is no average of a map. An average that was changed
+    afterwards, for example by a normalisation, does not count either.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

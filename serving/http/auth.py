@@ -65,7 +65,9 @@ def check_admin(headers: Headers, token: str | None) -> str:
     """
     if token is None:
         raise AdminOffError(
-            "this part is off", got="no admin token in the server's settings", allowed="a server with a token"
+            "the admin routes are disabled",
+            got="no admin token in the server's settings",
+            allowed="OPENWORLD_ADMIN_TOKEN set",
         )
     given = list(headers)
     for name, value in given:
@@ -85,7 +87,7 @@ def check_admin(headers: Headers, token: str | None) -> str:
 
 
 def check_change(method: str, path: str, headers: Headers) -> None:
-    """Refuse a change that a page of another site could make a browser send, which adds the password by itself."""
+    """Refuse a change that a page of another site could make a browser send, which adds the password automatically."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     given = dict(headers)

@@ -88,7 +88,7 @@ class RequestMiddleware:
         # Some frameworks match a path that ends in a line break with the route without it.
         if not path.isprintable():
             raise no_such_page(path)
-        # Whatever starts like a protected path is protected, however the framework reads the rest.
+        # Protected paths are matched by prefix, however the router normalises the rest.
         if self._key is not None and path.startswith(KEY_PATHS):
             check_key(headers, self._key)
         if path.startswith(ADMIN_PATHS):

@@ -169,7 +169,9 @@ def _elements(shape: tuple[int, ...]) -> int:
 def _texts(data: tuple[str, ...], rest: bytes) -> list[bytes]:
     if rest:
         raise MalformedRequestError(
-            "data is given twice", got=f"{len(rest)} bytes after the JSON", allowed="one of both"
+            "data is given twice",
+            got=f"{len(rest)} bytes after the JSON",
+            allowed="either JSON data or binary data, not both",
         )
     return [from_base64(text) for text in data]
 

@@ -81,9 +81,11 @@ class InferenceQueue:
 
     def check_room(self, images: int = 1) -> None:
         """Raise a BusyError if there is no room for this number of images."""
-        # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
+        # A request that is larger than the whole limit is accepted if the queue is empty, because it could never be
+        # accepted otherwise.
         if self.depth and self.depth + images > self._limit:
-            raise self._busy(f"{images} more beside {self.depth}", f"{self._limit} images at a time in this worker")
+            got = f"{images} more, while {self.depth} are in progress"
+            raise self._busy(got, f"{self._limit} images at a time in this worker")
 
     def _busy(self, got: str, allowed: str) -> BusyError:
         retry_after = max(1, math.ceil(self.depth * self._seconds_per_image))
@@ -151,7 +153,7 @@ class InferenceQueue:
                 except asyncio.CancelledError:
                     if watcher.disconnected:
                         raise ClientGoneError(
-                            "nobody waits", got="a closed connection", allowed="an open one"
+                            "the client closed the connection", got="a closed connection", allowed="an open connection"
                         ) from None
                     raise
                 finally:

@@ -48,7 +48,7 @@ def replaced(job: JobRecord, later: JobRecord) -> str:
     """Why a job was discarded that nobody had accepted: a later one continues the same version. What that one does, and
     what of this one is lost."""
     lost = _changes(Wanted.of(job.request)) if job.kind == "learn" else []
-    again = f"; {', '.join(lost)} is to be asked for again" if lost else ""
+    again = f"; ask again for {', '.join(lost)}" if lost else ""
     return f", because {later.who} began job {later.id}, which {_purpose(later)}{again}"
 
 

@@ -216,7 +216,7 @@ class Jobs:
         return self._settle(job_id, "accepted", who, labels)
 
     def discard(self, job_id: int, who: str, reason: str = "") -> JobRecord:
-        """Discard a job that is done; to do it again changes nothing."""
+        """Discard a finished job; discarding it twice changes nothing."""
         return self._settle(job_id, "discarded", who, None, reason)
 
     def _settle(

@@ -140,9 +140,7 @@ class Teacher:
         if not (wanted.forget or wanted.rename or wanted.merge):
             pending = self.pending()
             if not pending.waiting and not pending.removed:
-                raise errors.NothingToLearnError(
-                    "nothing to learn", got="no example that waits", allowed="to label images first"
-                )
+                raise errors.NothingToLearnError("nothing to learn", got="no new example", allowed="label images first")
         return self.start("learn", who, {**asdict(wanted), "accept": accept, "force": force})
 
     def group(self, who: str) -> JobRecord:
@@ -174,7 +172,7 @@ class Teacher:
         try:
             job = self.jobs.discard(job_id, who, reason)
         except WrongState as error:
-            raise errors.JobStateError("nothing to discard", got=str(error), allowed="a job that is done") from None
+            raise errors.JobStateError("nothing to discard", got=str(error), allowed="a finished job") from None
         self._remove_candidate(job)
         return job
 
@@ -230,7 +228,7 @@ class Teacher:
         return all(worker.path == served for worker in self._swaps.status().workers)
 
     def refusal(self, job: JobRecord) -> str | None:
-        """Why a job that is done will not be published by itself; None if it may be."""
+        """Why a finished job will not be published automatically; None if it may be."""
         if not (job.request.get("force") or (job.result or {}).get("gate", False)):
             return f"the gate objects, because {objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
@@ -302,7 +300,7 @@ class Teacher:
             outcome = swap.result(SWAP_SECONDS)
         except TimeoutError:
             got = f"a swap of more than {SWAP_SECONDS:g} seconds"
-            raise errors.DeadlineError("the swap goes on", got=got, allowed="/admin/status shows its end") from None
+            raise errors.DeadlineError("the swap is still running", got=got, allowed="poll /admin/status") from None
         return PublishedVersion(outcome.state.serving.version, before, outcome.changed, len(outcome.workers))
 
     def _check_base(self, job: JobRecord) -> None:
@@ -314,7 +312,7 @@ class Teacher:
         raise errors.TeachChangedError(
             "another version is served by now",
             got=f"{changed}; the job continues {job.base}",
-            allowed="to learn again, which keeps both",
+            allowed="learn again, which keeps both changes",
         )
 
     def _since(self, job: JobRecord) -> str:

@@ -189,7 +189,7 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
     [
         (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
         (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
-        (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: those of the usage"),
+        (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: see the usage line"),
         (
             ["predict", "--explain", "pgn", "b"],
             "argument --explain: got 'pgn'; allowed: true, png; did you mean 'png'?",

@@ -60,10 +60,10 @@ class ClassFactor:
         return mean
 
     def stand_ins(self, most: int, seed: int) -> Doubles:
-        """Vectors [n, length] in place of the images of the class: the same number, sum and Gram matrix, mixed anew.
+        """Synthetic vectors [n, length] with the same count, sum and scatter matrix as the images of the class.
 
-        They show where images of the class lie, although no image is at hand. At most `most` of them are returned; for
-        a class of more than EXACT images they are drawn with its mean and covariance.
+        They stand for the images where no image is available. At most `most` of them are returned. For a class of more
+        than EXACT images they are drawn from a normal distribution with its mean and covariance.
         """
         generator = np.random.default_rng(seed)
         rows = self.rows.astype(np.float64)

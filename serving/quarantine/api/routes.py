@@ -270,7 +270,7 @@ async def _ask(request: Request, work: Callable[[Store, str], T]) -> T:
         raise errors.QuarantineOffError(
             "there is no quarantine",
             got="OPENWORLD_QUARANTINE_URL not set",
-            allowed="a server that is started with it, as in sqlite:////var/lib/openworld/quarantine.db",
+            allowed="a server with OPENWORLD_QUARANTINE_URL set, as in sqlite:////var/lib/openworld/quarantine.db",
         )
     with translated():
         return await asyncio.get_running_loop().run_in_executor(_threads, work, keeper.store, who)
@@ -291,15 +291,16 @@ def translated() -> Iterator[None]:
         raise errors.BadLabelError("cannot be used as it is", got=got, allowed=allowed) from None
     except LearnedError as error:
         raise errors.AlreadyLearnedError(
-            "learned already", got=str(error), allowed="what no model has learned"
+            "learned already", got=str(error), allowed="images that are not learned yet"
         ) from None
     except DamagedItemError as error:
-        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="a whole image") from None
+        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="an intact image") from None
     except UnavailableError as error:
         allowed = "the same request again, in a while"
         raise errors.QuarantineAwayError("the quarantine is unavailable", got=str(error), allowed=allowed) from None
     except StoreError as error:
-        raise errors.ServerError("the quarantine failed", got=str(error), allowed="one that is whole") from error
+        allowed = "an undamaged database; see the server log"
+        raise errors.ServerError("the quarantine failed", got=str(error), allowed=allowed) from error
 
 
 def _manifest(request: Request) -> Manifest:

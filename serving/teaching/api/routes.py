@@ -203,7 +203,7 @@ async def begin_class(request: Request, body: schemas.ClassBody) -> Response:
 
         check_label(plain(body.label))
         if same_label(body.label, all_labels(teacher)) is not None:
-            raise errors.ClassExistsError("there is such a class", got=repr(body.label), allowed="a new name")
+            raise errors.ClassExistsError("the class exists", got=repr(body.label), allowed="a new name")
         teacher.store.begin_class(body.label, who)
         return schemas.ClassChanged(items=0, job=None)
 
@@ -461,7 +461,7 @@ async def _ask(request: Request, work: Callable[[Teacher, str], T]) -> T:
         raise errors.QuarantineOffError(
             "there is no quarantine",
             got="OPENWORLD_QUARANTINE_URL not set",
-            allowed="a server that is started with it, as in sqlite:////var/lib/openworld/quarantine.db",
+            allowed="a server with OPENWORLD_QUARANTINE_URL set, as in sqlite:////var/lib/openworld/quarantine.db",
         )
     try:
         with translated():

@@ -227,12 +227,12 @@ class LearnBody(ApiModel):
 
 
 class AcceptBody(ApiModel):
-    job: Id = field("number of a job that is done", 7)
+    job: Id = field("number of a finished job", 7)
     force: bool = field("even if the gate objects", False, default=False)
 
 
 class DiscardBody(ApiModel):
-    job: Id = field("number of a job that is done", 7)
+    job: Id = field("number of a finished job", 7)
 
 
 class Accepted(ApiModel):
