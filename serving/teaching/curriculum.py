@@ -1,8 +1,8 @@
-"""What a bundle is to know: the classes of a run, and the examples of every lesson since.
+"""The classes and examples that a bundle is computed from: those of a run, and of every lesson since.
 
 Every change (examples added or removed, labels changed, a class deleted) makes a new curriculum. The content of a
-bundle is a function of its curriculum alone. So after something was removed, the bundle is the same as if it had never
-been taught.
+bundle is a function of its curriculum alone. So after an example or a class was removed, the bundle is the same as if
+it had never been taught.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a lesson has become: a task of its new classes, and detectors of the classes that it extended."""
+    """The result of a lesson: a task of its new classes, and detectors of the classes that it extended."""
 
     lesson: TaughtLesson
     task: Task | None
@@ -136,7 +136,7 @@ class Curriculum:
     teachable: Teachable
     lessons: tuple[Examples, ...]
     done: tuple[Taught, ...]
-    """What the first lessons have become in the bundle that was read; a change keeps those before it."""
+    """The results of the first lessons in the bundle that was read; a change keeps those before it."""
     weight: float = 0.0
     """The weight of the adapters of the run's tasks, if it has some."""
     consolidated: tuple[Consolidated, ...] = ()

@@ -1,8 +1,8 @@
-"""A worker's part in teaching: starts jobs in processes of their own, publishes what they made, and goes back.
+"""A worker's part in teaching: starts jobs in separate processes, publishes their results, and rolls back.
 
-Whatever may be killed at any time is safe: labels and jobs are rows of the store, a bundle is complete on the shelf
-before it has a name, and the shelf's link changes in one step. What was published and not yet noted is noted later
-(`reconcile`).
+A process may be killed at any time: labels and jobs are rows of the store, a bundle is complete on the shelf before it
+gets its name, and the shelf's link changes in one step. A version that was published but not yet recorded is recorded
+later (`reconcile`).
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Teacher:
         return published
 
     def versions(self) -> list[ShelvedVersion]:
-        """The bundles on the shelf, the newest first, without candidates that nobody has accepted."""
+        """The bundles on the shelf, the newest first, without candidates that were not accepted."""
         shelf = self._need_shelf()
         current = self._current_name()
         candidates = {job.candidate: job for job in self.jobs.not_accepted() if job.candidate != current}
@@ -212,9 +212,9 @@ class Teacher:
         return self._current_name(), None if previous is None else previous.name
 
     def reconcile(self) -> None:
-        """Complete what a process that was killed has left: note what it had published, and publish what it was to.
+        """Complete the work of killed processes: record what they had published, and publish results that are due.
 
-        Publishing takes a while, so it is done in a thread of its own.
+        Publishing takes a while, so it is done in a separate thread.
         """
         if self._served_by_all():
             self._note_published()
@@ -223,7 +223,7 @@ class Teacher:
                 threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
 
     def _served_by_all(self) -> bool:
-        """Whether every worker answers by the current version, as whoever sees that a job is accepted expects."""
+        """Whether every worker serves the current version, which callers expect of an accepted job."""
         served = (self._need_shelf().folder / self._current_name()).resolve()
         return all(worker.path == served for worker in self._swaps.status().workers)
 
@@ -243,7 +243,7 @@ class Teacher:
                 self._note(job, job.who)
 
     def start(self, kind: JobKind, who: str, request: dict[str, Any]) -> JobRecord:
-        """Start a job in a process of its own."""
+        """Start a job in a separate process."""
         self._note_published()
         waiting = self.jobs.waiting() if kind != "group" else []
         try:
@@ -261,10 +261,10 @@ class Teacher:
         return job
 
     def _watch(self, job: JobRecord, child: subprocess.Popen[bytes]) -> None:
-        """Wait for a job's process, and publish what it made if that was asked for."""
+        """Wait for a job's process, and publish its result if that was requested."""
         try:
             while (code := exit_code(child)) is None:
-                # On a busy machine it may take long until the process can show by itself that it lives.
+                # On a busy machine it may take long until the process writes its first heartbeat.
                 with contextlib.suppress(StoreError):
                     self.jobs.keep_alive(job.id)
             if code != 0:
@@ -277,7 +277,7 @@ class Teacher:
             log.exception("job %d could not be followed", job.id)
 
     def _accept_asked(self, job: JobRecord) -> None:
-        """Accept a job that was asked to publish its result by itself; each worker tries it once."""
+        """Accept a job whose result is to be published automatically; each worker tries it once."""
         with self._lock:
             if job.id in self._tried:
                 return
@@ -316,7 +316,7 @@ class Teacher:
         )
 
     def _since(self, job: JobRecord) -> str:
-        """Who began another lesson after a job that nobody had accepted, which was discarded by that."""
+        """Who began the later lesson that discarded a job before it was accepted; empty if there is none."""
         later = self.jobs.replacing(job) if job.state == "discarded" else None
         return "" if later is None else replaced(job, later)
 
@@ -328,7 +328,7 @@ class Teacher:
         what = f"{manifest.version}: {described(job)}{objected}"
         renamed = {**wanted.relabel, **wanted.rename, **wanted.merge}
         if wanted.delete:
-            # Before the job is noted: whoever is killed between both does both again (`reconcile`).
+            # Before the job is recorded, so that after a kill in between `reconcile` repeats both.
             self.store.delete(wanted.delete, who)
         self.jobs.accept(job.id, who, PublishedLabels(wanted.forget, renamed, manifest.labels, what))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(4, "teach")
-"""A pool of its own: a database that hangs must not hold up other routes."""
+"""A separate thread pool: a database that hangs must not delay other routes."""
 
 JobId = Annotated[Whole, Path(ge=0, le=LARGEST_ID, description="number of a job", examples=[7])]
 
@@ -60,7 +60,7 @@ class UploadQuery(ApiModel):
 
 
 class ChangeQuery(ApiModel):
-    accept: bool = field("publish the change by itself unless the gate objects", True, default=True)
+    accept: bool = field("publish the change automatically unless the gate objects", True, default=True)
 
 
 class PageQuery(ApiModel):
@@ -393,7 +393,7 @@ async def export_examples(request: Request, query: Annotated[ExportQuery, Query(
     responses=_upload_errors,
     openapi_extra={
         "requestBody": {
-            "description": "A zip archive with a folder of images per class, or Label Studio's JSON beside its images; "
+            "description": "A zip archive with a folder of images per class, or Label Studio's JSON with its images; "
             "or Label Studio's JSON with data: URLs. Nothing is fetched.",
             "required": True,
             "content": {

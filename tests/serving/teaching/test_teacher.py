@@ -122,7 +122,7 @@ def test_who_comes_second_reads_what_the_other_began_and_what_is_lost(teacher: T
     assert "elk" not in teacher.current().labels
     text = refused(lesson.id)
     began = f"job {lesson.id} is discarded, because bob began job {renamed.id}, which is for renaming 'ant' to 'emmet'"
-    assert f"{began}; what is labelled still waits" in text
+    assert f"{began}; labelled images still wait" in text
     assert "learns all" not in text
     # A change of a class that waits for a decision is discarded by somebody else's lesson, which does not have it.
     deletion = class_changes.delete(teacher, "ada", "bee", images=False, accept=False).job
