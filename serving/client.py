@@ -94,7 +94,7 @@ class Retries:
             requested = _retry_after(outcome)
         elif not isinstance(outcome, _TRANSIENT):
             return None
-        # A server that asks for a longer pause than we wait is not asked again earlier.
+        # If the server asks for a longer pause than this client waits, there is no retry.
         if attempt >= self.attempts or requested > self.longest:
             return None
         # Random, so that refused clients do not all return at the same moment.

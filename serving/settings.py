@@ -195,7 +195,7 @@ class Settings(_Environment):
 
     @property
     def samples_folder(self) -> Path:
-        """The images that the page offers; by default `samples` beside the bundle or on the shelf."""
+        """The images that the page offers; by default `samples` next to the bundle or on the shelf."""
         if self.samples is not None:
             return self.samples
         return (self.bundles or self.bundle.resolve().parent) / "samples"

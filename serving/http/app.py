@@ -111,7 +111,7 @@ def make_app(settings: Settings, engine: GetEngine, bentoml: ASGIApp) -> FastAPI
     """
     app = FastAPI(
         openapi_url=None,
-        # A redirect would lead to a host and a scheme that the request made up.
+        # A redirect would lead to the host and scheme that the request claims.
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
         exception_handlers={HTTPException: handle_http_exception, RequestValidationError: handle_validation_error},

@@ -39,7 +39,7 @@ groups = Table(
     Column("cohesion", Double, nullable=False),
     Column("near_class", Text),
     Column("shifted", Boolean, nullable=False),
-    # An id is never reused: a page that is still open cannot show it for another group.
+    # Ids are never reused, so that a page that is still open cannot show another group under an old id.
     sqlite_autoincrement=True,
 )
 

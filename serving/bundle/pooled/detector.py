@@ -51,7 +51,7 @@ class Detector:
             weights[:, :dim] -= factor * lda.weights[columns]
             bias -= factor * lda.bias[columns]
             if each.name == "lda":
-                # Of the term that classes have in common, (x - m / 2)' S_w^-1 m, what does not depend on x is constant.
+                # (x - m / 2)' S_w^-1 m, which all classes share: the part with x, and the constant.
                 weights[:, :dim] -= factor * lda.pull
                 bias -= factor * (lda.center @ lda.pull) / 2
             else:

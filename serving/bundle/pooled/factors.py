@@ -1,4 +1,4 @@
-"""What each class adds to pooled statistics, kept apart so that a class can be taken out exactly.
+"""The contribution of each class to pooled statistics, stored separately so that a class can be removed exactly.
 
 Per class: the number of images, the sum of their vectors phi(x), and a factor R with R'R = sum (phi - mean)(phi -
 mean)' over the images of the class. R comes from a QR decomposition: its rows are mixtures of all images of the class,
@@ -6,7 +6,7 @@ and no vector of a single image is stored, unless a class has only one or two. A
 has images, and at most as many as a vector has numbers, 4 bytes each: 30 images with vectors of 1,792 numbers take 208
 kB.
 
-The Gram matrix of `Statistics` is the sum over these factors, so that taking a class out is leaving its factor out.
+The Gram matrix of `Statistics` is the sum over these factors, so that a class is removed by leaving its factor out.
 """
 
 from __future__ import annotations

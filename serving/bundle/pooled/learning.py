@@ -197,7 +197,7 @@ def task_probabilities(logits: Array, earlier: Sequence[EarlierTask], classes: i
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     counts = [*(len(task.detector.class_ids) for task in earlier), classes]
     starts = np.cumsum([0, *counts[:-1]])
-    # Of classes whose task is not given, nothing is known.
+    # Classes whose task is not in `earlier` are left out.
     sums = np.add.reduceat(exponentials[:, -sum(counts) :], starts, axis=1)
     probabilities: Array = sums / sums.sum(axis=1, keepdims=True)
     return probabilities

@@ -1,6 +1,6 @@
 """The web page, the API reader (/docs), the files of both (/page), and sample images.
 
-Samples are the small PNG and JPEG files in the folder OPENWORLD_SAMPLES, by default `samples` beside the bundle. The
+Samples are the small PNG and JPEG files in the folder OPENWORLD_SAMPLES, by default `samples` next to the bundle. The
 folder is read at every request, so it may be filled while the server runs; without it the page shows no samples.
 """
 

@@ -48,7 +48,7 @@ CACHED = {"cache-control": "private, max-age=3600", "cross-origin-resource-polic
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(4, "unknowns")
-"""A pool of its own: a database that hangs must not hold up other routes."""
+"""A separate thread pool: a database that hangs must not delay other routes."""
 
 
 class GroupsQuery(ApiModel):
@@ -122,7 +122,7 @@ async def unknown_groups(request: Request, query: Annotated[GroupsQuery, Query()
 
 @router.get("/map", response_model=schemas.EmbeddingMap)
 async def unknown_map(request: Request, query: Annotated[MapQuery, Query()]) -> Response:
-    """All images on a flat map of their features, beside images of the learned classes."""
+    """All images on a flat map of their features, together with images of the learned classes."""
     state, bundle = request.app.state, cast(Engine, request.app.state.engine()).loaded.model.bundle
 
     def work(store: Store, who: str) -> schemas.EmbeddingMap:
