@@ -202,7 +202,7 @@ class Exporter:
 
 
 class TrunkExporter(Exporter):
-    """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier beside it."""
+    """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class TrunkExporter(Exporter):
     ) -> None:
         super().__init__(run, folder, evidence, cascade="off")
         self.before, self.teaching = before, teaching
-        # Images of the size of a photo are not small beside the classifier.
+        # Photos are large compared with the classifier, so only a few are stored.
         self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
         self.trunk = trunk
         self.decider = run.need_pooled()
@@ -320,7 +320,7 @@ def export(
     coarse = [precision for precision in precisions if precision != "fp32"]
     if coarse and not len(evidence):
         raise WriteError(
-            f"{', '.join(coarse)}: no validation image is at hand to verify it; give their place with --data"
+            f"{', '.join(coarse)}: no validation image is available to verify it; give their place with --data"
         )
     if shelf is None:
         check_target(out)

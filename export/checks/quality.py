@@ -44,7 +44,7 @@ def quality_of(
     folder: Path, run: Run, data: str | None, quarantine: Address | None, trunk: Trunk | None = None
 ) -> Quality:
     """The quality that RUN/metrics.json records. A run that is exported by another decision than it was measured with
-    is measured again, on the test images that are at hand."""
+    is measured again, on the test images that are available."""
     metrics = _recorded(folder)
     measured_by = metrics.get("decision")
     if measured_by != run.decider.name:
@@ -56,7 +56,7 @@ def quality_of(
             sources = open_sources(run.config, data, quarantine, trunk=trunk)
             metrics = measure(evaluate(run, sources, torch.device("cpu")))
         except DataError as error:
-            reason = f"the run was measured with decision {measured_by} only, and no test image is at hand ({error})"
+            reason = f"the run was measured with decision {measured_by} only, and no test image is available ({error})"
             return Quality({}, not_measured(reason))
     try:
         verdict = RunVerdict.model_validate(metrics.pop(VERDICT, None))

@@ -200,7 +200,7 @@ def test_adapters_that_do_not_earn_their_place_are_left_out(
     monkeypatch.setattr(state, "choose", lambda judged, most: replace(choose(judged, most), weight=0.0))
     assert evaluate([str(line.run)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Adapters did not earn their place, so statistics alone decide" in printed
+    assert "Adapters did not improve accuracy enough, so statistics alone decide" in printed
     assert "% of the learning, which --quick saves" in printed
     assert export([str(line.run), "--out", str(tmp_path / "bundle")]) == 0
     bundle = load_bundle(tmp_path / "bundle")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sources:
-    """Each source is read once, when it is first needed; a missing one is an error only for those who need it."""
+    """Each source is read once, when it is first needed; a missing source is an error only where it is needed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Sources:
         return self._encoder.views(images, view, name)
 
     def test_images(self) -> tuple[Source, list[str]]:
-        """The test images of all lessons that are at hand, and the reasons why others are not."""
+        """The test images of all lessons that are available, and the reasons why others are not."""
         found: list[tuple[Lesson, Source]] = []
         missing = []
         for lesson in self.config.lessons:

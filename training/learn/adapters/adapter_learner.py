@@ -105,8 +105,10 @@ class AdapterLearner:
         self._run(task, progress, epochs, losses, optimizer)
 
     def judge(self, task: int, data: AdapterData, pooled: NDArray[np.floating[Any]]) -> JudgedAdapters:
-        """Judge the newest adapter beside statistics that have not seen its validation photos: their logits [m, all
-        classes]."""
+        """Judge the newest adapter, combined with statistics that have not seen its validation photos.
+
+        `pooled` [m, all classes] are the logits of these statistics.
+        """
         network, vectors = self.network, data.held_out_vectors
         rotations = network.config.rotations
         adapted: dict[int, list[NDArray[np.floating[Any]]]] = {}
