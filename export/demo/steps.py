@@ -21,7 +21,7 @@ TIMEOUT = 120.0
 
 
 class Result(Protocol):
-    """What a demonstration has measured, and whether each of its promises was kept."""
+    """The measurements of a demonstration, and whether each of its promises was kept."""
 
     @property
     def rows(self) -> Sequence[tuple[str, ...]]: ...

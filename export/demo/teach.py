@@ -26,12 +26,12 @@ KNOWN = ("disc", "stripes", "checks", "triangle", "cross", "waves")
 NEW = ("ring", "dots")
 RUN_IMAGES, NEW_IMAGES, TEST_IMAGES = 40, 50, 30
 LEARNED_RIGHT, MOST_LOST, MOST_SECONDS, LEAST_RATE = 0.8, 0.015, 10.0, 30.0
-"""What is promised: right answers for the taught classes, the loss of the others, seconds from the click to the answer,
+"""The promises: right answers for the taught classes, the loss of the others, seconds from the click to the answer,
 and requests per second meanwhile."""
 
 SOON_ENOUGH = f"from the click to the answer it takes less than {MOST_SECONDS:g} seconds"
 ENOUGH_REQUESTS = f"at least {LEAST_RATE:g} requests per second were answered"
-"""The promises that depend on what else the processors do."""
+"""The promises that depend on the load of the processors."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ def compare(
     steps: dict[str, float],
     traffic: Traffic,
 ) -> TeachResult:
-    """What the photos were answered before and after, by label, and whether each promise was kept.
+    """The answers to the photos before and after, by label, and whether each promise was kept.
 
     `groups` are the photos that were named, by label, and `steps` the seconds of each step of the lesson.
     """

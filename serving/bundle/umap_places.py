@@ -53,7 +53,7 @@ def umap_places(points: NDArray[np.float32]) -> NDArray[np.float32]:
         import umap
 
         start = points[:, :2] * (10 / max(float(np.abs(points[:, :2]).max()), 1e-9))
-        # Equal points would stay together for ever.
+        # Equal points would never separate.
         start = start + np.random.default_rng(0).normal(0, 1e-4, start.shape)
         fitted = umap.UMAP(
             n_neighbors=min(NEIGHBOURS, len(points) - 1),

@@ -61,7 +61,7 @@ class Autonomy:
         return True
 
     def _settle(self, job: JobRecord) -> None:
-        """Discard a result that will not be published, and remove its labels: its images would stay named for ever."""
+        """Discard a result that will not be published, and remove its labels: otherwise its images would stay named."""
         if (reason := self._teacher.refusal(job)) is None:
             return
         store, named = self._teacher.store, (job.result or {}).get("named", ())

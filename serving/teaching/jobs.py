@@ -211,7 +211,7 @@ class Jobs:
     def accept(self, job_id: int, who: str, labels: PublishedLabels) -> JobRecord:
         """Note that a job's candidate was published, in one transaction with the labels that follow it.
 
-        Whoever comes second changes nothing: the request that published it and one that found it published may meet.
+        The second call changes nothing: the request that published it and one that found it published may coincide.
         """
         return self._settle(job_id, "accepted", who, labels)
 

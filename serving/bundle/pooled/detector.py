@@ -1,4 +1,4 @@
-"""A task's detector: how far an image is from each of the task's classes, computed in the same way for ever."""
+"""A task's detector: the distance of an image from each of the task's classes, which never changes later."""
 
 from __future__ import annotations
 
