@@ -137,7 +137,7 @@ class SwapLeader:
                 raise SwapError(
                     "this server may not roll back",
                     got=f"{self._shelf.folder}, which is read-only here",
-                    allowed="to point `current` at the previous bundle where the shelf can be written",
+                    allowed="point `current` at the previous bundle where the shelf can be written",
                 )
             return self._swap(path, before_switch=self._roll_back_shelf)
 

@@ -302,7 +302,7 @@ class Curriculum:
         self._place(into)
         if label in self.run_labels:
             raise TeachError(
-                f"{label!r} was learned by a run, which kept no example of it; allowed: to merge a taught class into "
+                f"{label!r} was learned by a run, which kept no example of it; allowed: merge a taught class into "
                 "it, and to rename it then"
             )
         if label == into:

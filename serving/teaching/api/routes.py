@@ -325,7 +325,7 @@ async def feedback(request: Request, body: schemas.FeedbackBody) -> Response:
             raise UnknownIdError(f"no item {body.id}")
         label = found[0].answer.get("best_guess") if body.right else body.label
         if not isinstance(label, str):
-            raise LabelError(f"item {body.id} has no best guess; allowed: to give its class")
+            raise LabelError(f"item {body.id} has no best guess; allowed: give its class")
         teacher.store.teach([body.id], label, teacher.current().labels, who)
         return Changed(items=(body.id,))
 
