@@ -194,7 +194,7 @@ def test_files_of_earlier_tasks_stay_as_they_are(line: Line, grown: Path, tmp_pa
 # ---- what else a run can be
 
 
-def test_adapters_that_do_not_earn_their_place_are_left_out(
+def test_adapters_that_do_not_improve_accuracy_are_left_out(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(state, "choose", lambda judged, most: replace(choose(judged, most), weight=0.0))
