@@ -1,4 +1,4 @@
-"""Builds the distribution openworld-client: the client of the server under a name of its own.
+"""Builds the distribution openworld-client: the client of the server under a separate name.
 
 Its modules are those of `serving` that describe requests and responses. They are copied when the distribution is built,
 with the names of the package in their imports, so that there is one source for both. A source distribution has the

@@ -49,7 +49,7 @@ WHO = "learn-unknowns"
 
 @dataclass(frozen=True)
 class StoredExamples:
-    """Examples of taught classes whose images are at hand: the number in the store and the digest, by label."""
+    """Examples of taught classes whose images are available: the number in the store and the digest, by label."""
 
     ids: dict[str, dict[int, str]]
 
@@ -68,7 +68,7 @@ class StoredExamples:
                 found[wanted[each.digest]][each.id] = each.digest
         for label, ids in found.items():
             if len(ids) < minimum:
-                reporter.print(f"{label!r} stays as it was taught: {len(ids)} images at hand, needed: {minimum}")
+                reporter.print(f"{label!r} stays as it was taught: {len(ids)} images available, needed: {minimum}")
         return cls({label: ids for label, ids in found.items() if len(ids) >= minimum})
 
     def of_readable(self, images: Images) -> StoredExamples:
@@ -109,7 +109,7 @@ def consolidate(
     images = read_items(quarantine, chosen, encoder)
     examples = examples.of_readable(images)
     assert model.pooled is not None
-    # As it is stored: computed again with another number of threads, its last bits could differ.
+    # The stored classifier is used: computed again with another number of threads, its last bits could differ.
     knowledge = replace(learn(curriculum), classifier=model.pooled.classifier)
     beside = TaughtForm(knowledge, examples, images)
     found = learn_consolidated(

@@ -202,7 +202,7 @@ class Exporter:
 
 
 class TrunkExporter(Exporter):
-    """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier beside it."""
+    """Writes the bundle of a run with a trunk: its graph once, and the pooled classifier."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class TrunkExporter(Exporter):
     ) -> None:
         super().__init__(run, folder, evidence, cascade="off")
         self.before, self.teaching = before, teaching
-        # Images of the size of a photo are not small beside the classifier.
+        # Photos are large compared with the classifier, so only a few are stored.
         self.golden = Golden(self.golden.pixels[:GOLDEN_PHOTOS], {})
         self.trunk = trunk
         self.decider = run.need_pooled()
@@ -320,7 +320,7 @@ def export(
     coarse = [precision for precision in precisions if precision != "fp32"]
     if coarse and not len(evidence):
         raise WriteError(
-            f"{', '.join(coarse)}: no validation image is at hand to verify it; give their place with --data"
+            f"{', '.join(coarse)}: no validation image is available to verify it; give their place with --data"
         )
     if shelf is None:
         check_target(out)
@@ -373,13 +373,12 @@ def _current(shelf: Shelf) -> Bundle | None:
 
 
 def _is_provisional(before: Bundle, run: Run) -> bool:
-    """Whether the decision of a bundle was taken before a choice was possible: one task alone cannot show how well
-    tasks are separated."""
+    """Whether the decision of a bundle was fixed when the run had one task, before alternatives could be compared."""
     return len(before.rule.tasks) == 1 < len(run.rule.tasks)
 
 
 def _tell_decision(own: str, served: str, *, chosen_now: bool) -> None:
-    """Print by which of two decisions a run is published: its own, or the one that is served."""
+    """Print which of two decisions a run is published with: its own, or the one that is served."""
     if chosen_now:
         note(
             f"the current bundle decides by {served}, chosen with a single task; the run decides by {own} now, and is "

@@ -94,7 +94,7 @@ class Retries:
             requested = _retry_after(outcome)
         elif not isinstance(outcome, _TRANSIENT):
             return None
-        # A server that asks for a longer pause than we wait is not asked again earlier.
+        # If the server asks for a longer pause than this client waits, there is no retry.
         if attempt >= self.attempts or requested > self.longest:
             return None
         # Random, so that refused clients do not all return at the same moment.
@@ -292,7 +292,7 @@ def _received(request: httpx.Request, outcome: Outcome) -> httpx.Response:
         UNREACHABLE,
         f"no answer from {request.url}",
         got=f"{type(outcome).__name__} {outcome}".strip(),
-        allowed="a server that answers in time",
+        allowed="a response within the client's timeout",
     )
     raise ServiceError(detail, status=None, request_id=request.headers["x-request-id"]) from outcome
 

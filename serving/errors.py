@@ -124,11 +124,11 @@ class GateError(RequestError, status=409, code="gate_objects"):
 
 
 class JobStateError(RequestError, status=409, code="bad_state"):
-    """the job is not in the state for this"""
+    """the job is not in a state that allows this"""
 
 
 class ClassExistsError(RequestError, status=409, code="class_exists"):
-    """there is such a class"""
+    """the class exists"""
 
 
 class TooManyBytesError(RequestError, status=413, code="too_many_bytes"):
@@ -168,7 +168,7 @@ class BadLabelError(RequestError, status=422, code="bad_label"):
 
 
 class BundleRefusedError(RequestError, status=422, code="bundle_refused"):
-    """the bundle is refused; every worker goes on with the one before"""
+    """the bundle is refused; every worker keeps serving the previous one"""
 
 
 class ClientGoneError(RequestError, status=499, code="client_gone"):

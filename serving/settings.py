@@ -165,7 +165,7 @@ class Settings(_Environment):
         values = dict(values)
         for one, other in (("api_key", "api_key_file"), ("admin_token", "admin_token_file"), ("bundle", "bundles")):
             if one in values and other in values:
-                raise SettingsError(f"{variable(one)} and {variable(other)} are both set; allowed: one of them")
+                raise SettingsError(f"{variable(one)} and {variable(other)} are both set; allowed: only one of them")
             if other.endswith("_file") and other in values:
                 try:
                     values[one] = _key(Path(values[other]).read_text().strip())
@@ -195,7 +195,7 @@ class Settings(_Environment):
 
     @property
     def samples_folder(self) -> Path:
-        """The images that the page offers; by default `samples` beside the bundle or on the shelf."""
+        """The images that the page offers; by default `samples` next to the bundle or on the shelf."""
         if self.samples is not None:
             return self.samples
         return (self.bundles or self.bundle.resolve().parent) / "samples"

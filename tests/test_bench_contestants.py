@@ -20,5 +20,5 @@ def test_stock_bentoml_decodes_images_as_the_others_do(tmp_path: Path, monkeypat
     assert stock.predict(image=file) == answering.answer(file.read_bytes())
     # Pillow alone would open it.
     file.write_bytes(image_bytes(kind="GIF"))
-    with pytest.raises(ImageError, match="not an image that is read here"):
+    with pytest.raises(ImageError, match="not a supported image"):
         stock.predict(image=file)

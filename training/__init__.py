@@ -1,1 +1,1 @@
-"""From images to a run: one task after another, none forgotten."""
+"""Learns tasks from images, one after another, without forgetting earlier ones."""

@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
         "Images that a trunk has encoded are kept on disk, so that each is encoded once. The folder is set by "
         "OPENWORLD_CACHE, and its size in gigabytes is limited by OPENWORLD_CACHE_GB.",
     )
-    parser.add_argument("--clear", action="store_true", help="remove everything; it is encoded again when it is needed")
+    parser.add_argument(
+        "--clear", action="store_true", help="remove all encoded images; they are encoded again when needed"
+    )
     add_json_option(parser)
     chosen = parser.parse(arguments)
 

@@ -13,7 +13,7 @@ from serving.bundle.sections import ImageSpec
 VECTOR = (1, 1)
 """Height and width of the vectors that a trunk encodes images to; they have a channel per number."""
 POOLED = "pooled"
-"""The method of a run that has no network of its own, and its decision: statistics that are pooled over all tasks."""
+"""The method of a run without a learned network, and its decision: statistics that are pooled over all tasks."""
 POOLED_AND_LOGITS = "pooled+logits"
 """The decision by pooled statistics that adapters sharpen within each task."""
 NO_LOSS = "none"
@@ -123,7 +123,7 @@ class Lesson:
     data: str | None = None
     """The folder, or the URL of the quarantine without its password."""
     images: str | None = None
-    """For a quarantine: where its image files are, if not beside the database."""
+    """For a quarantine: where its image files are, if not next to the database."""
     items: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """For a quarantine: the ids of the images of each class, since labelling continues while a run is learned."""
 

@@ -12,7 +12,7 @@ from training.options import CommandParser, add_json_option, report_errors, run_
 def main(arguments: list[str] | None = None) -> int:
     parser = CommandParser("openworld discover", "Group the images in a quarantine that may be new classes.")
     parser.add_argument("--quarantine", metavar="URL", help="default: OPENWORLD_QUARANTINE_URL")
-    parser.add_argument("--images", metavar="PLACE", help="where its image files are, if not beside the database")
+    parser.add_argument("--images", metavar="PLACE", help="where its image files are, if not next to the database")
     parser.add_argument("--bundle", type=Path, required=True, metavar="BUNDLE", help="the model that is served")
     parser.add_argument("--min-size", type=int, default=10, metavar="N", help="smallest group (default: %(default)s)")
     add_json_option(parser)

@@ -85,7 +85,7 @@ def _add_network_options(group: OptionGroup) -> None:
         action="append",
         type=named_value,
         metavar="NAME=VALUE",
-        help="of onnx:FILE: mean, std, output, layout, pool; of patches: count, side (docs/howto/own-images.md)",
+        help="for onnx:FILE: mean, std, output, layout, pool; for patches: count, side (docs/howto/own-images.md)",
     )
     group.add_argument(
         "--quick",
@@ -107,7 +107,7 @@ def _add_network_options(group: OptionGroup) -> None:
     )
     group.add_argument("--width", type=int, metavar="N", help="first channels of the network; default: the preset's")
     group.add_argument("--epochs", type=int, metavar="N", help="epochs of feature learning; default: the preset's")
-    group.add_argument("--batch-size", type=int, metavar="N", help="images per step of it; default: the preset's")
+    group.add_argument("--batch-size", type=int, metavar="N", help="images per training step; default: the preset's")
 
 
 def add_training_options(parser: CommandParser) -> None:
@@ -132,7 +132,7 @@ def add_training_options(parser: CommandParser) -> None:
 
 def add_quarantine_options(parser: OptionGroup) -> None:
     parser.add_argument("--quarantine", metavar="URL", help="default: OPENWORLD_QUARANTINE_URL")
-    parser.add_argument("--images", metavar="PLACE", help="where its image files are, if not beside the database")
+    parser.add_argument("--images", metavar="PLACE", help="where its image files are, if not next to the database")
     parser.add_argument("--min-images", type=int, metavar="N", help="images that a class needs; default: 20")
 
 

@@ -121,7 +121,7 @@ def _converts(convert: Callable[[str], Any], word: str) -> bool:
 
 
 def run_parser(command: str, description: str, *, several: bool = False) -> CommandParser:
-    """A command about a finished run, or several, on the test images that are at hand."""
+    """A command about a finished run, or several, on the test images that are available."""
     parser = CommandParser(command, description)
     count = "+" if several else None
     parser.add_argument("run", type=Path, nargs=count, metavar="RUN", help="a run directory written by `openworld fit`")

@@ -65,7 +65,7 @@ class Run:
     def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """All metrics on the test images, and the verdict: the content of RUN/metrics.json.
 
-        `data` is where the images are now, if they were moved. Raises a DataError if they are not at hand.
+        `data` is where the images are now, if they were moved. Raises a DataError if they are not available.
         """
         from training.data.opening import open_sources
         from training.measure.evaluation import evaluate, measure

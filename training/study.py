@@ -1,8 +1,8 @@
 """The paper's systems on one preset over several seeds, by every decision rule, as tables: `openworld study`.
 
 Every run is an ordinary run directory under --out; a finished one is not learned again. Runs store images, because +c
-needs some; their weights are bit for bit those of runs without. Beside the systems stand what needs no learning, and
-the same systems with all classes learned at once, as one task: what continual learning could reach at best.
+needs some; their weights are bit for bit those of runs without. The tables also have baselines without learning, and
+the same systems with all classes learned at once, as one task, which is the upper bound of continual learning.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _cell(values: list[float | None]) -> str:
 
 @dataclass(frozen=True)
 class Studied:
-    """What all runs of a study have in common."""
+    """The settings that all runs of a study share."""
 
     preset: str
     data: str | None = None

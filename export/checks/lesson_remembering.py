@@ -1,4 +1,4 @@
-"""Lessons that a server was taught, and that a bundle of its run would replace without a word."""
+"""Finds lessons of a server that publishing a new bundle of its run would silently discard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONSOLIDATE = (
 
 
 def lost_lessons(old: Manifest, new: Manifest) -> str | None:
-    """What was taught since the run and is not in the new bundle, and what to do instead; None if nothing is lost.
+    """A message that names the lessons missing from the new bundle and what to do instead; None if none is missing.
 
     Lessons are repeated in their order, so those of the old bundle have to be the first ones of the new bundle.
     """

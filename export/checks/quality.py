@@ -44,7 +44,7 @@ def quality_of(
     folder: Path, run: Run, data: str | None, quarantine: Address | None, trunk: Trunk | None = None
 ) -> Quality:
     """The quality that RUN/metrics.json records. A run that is exported by another decision than it was measured with
-    is measured again, on the test images that are at hand."""
+    is measured again, on the test images that are available."""
     metrics = _recorded(folder)
     verdict = _verdict(folder, metrics)
     measured_by = metrics.get("decision")

@@ -25,12 +25,12 @@ ROUNDING = 1e-3
 
 
 class PublishError(Exception):
-    """A bundle that must not be published; the message has what it would break."""
+    """A bundle that must not be published; the message states why."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a new bundle may change that is refused otherwise."""
+    """Changes by a new bundle that are allowed, but refused by default."""
 
     max_loss: float = MAX_LOSS
     """Points of CIL that an earlier class may lose to other classes."""
@@ -129,7 +129,9 @@ def _compare_answers(before: Bundle, after: Bundle, precision: str, evidence: Ev
         _check_known(then, now, after.rule.alpha, f"{precision}: ", evidence.kind, allowed.unknown)
         answers = np.stack([then.class_id, now.class_id])
     else:
-        note(f"{precision}: no {evidence.kind} image of an earlier task is at hand: answers to them were not compared")
+        note(
+            f"{precision}: no {evidence.kind} image of an earlier task is available: answers to them were not compared"
+        )
     _check_old_classes(before, after, precision, evidence.class_ids[of_old], answers, allowed.max_loss, evidence.kind)
 
 

@@ -64,7 +64,7 @@ def write_coarse_trunk(
         measuring = np.arange(len(evidence)) % EVERY == 0
         judged = ~measuring
         if not judged.any():
-            raise WriteError(f"{precision}: {len(evidence)} photos are at hand to measure ranges; needed: at least 2")
+            raise WriteError(f"{precision}: {len(evidence)} photos are available to measure ranges; needed: at least 2")
         model = quantize(onnx.load_from_string(trunk.model), evidence.pixels[measuring])
         note(f"{precision}: ranges of the trunk were measured on {int(measuring.sum())} photos")
     path.write_bytes(model)

@@ -1,4 +1,4 @@
-"""What must not change, and what may change by how much, when a bundle with pooled statistics learns another task."""
+"""Checks a bundle with pooled statistics after another task: what must stay the same, and how much may change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NOTHING: Answers = np.empty((2, 0), int)
 def compare_pooled(
     before: Bundle, after: Bundle, evidence: Evidence, lost_allowed: bool = False
 ) -> tuple[str | None, Answers]:
-    """What a bundle that adds tasks to another one would break, or None if it remembers; and the class ids [2, n] that
-    both answer for the photos of earlier tasks.
+    """Why a bundle that adds tasks to another one must be refused, or None; and the class ids [2, n] that both answer
+    for the photos of earlier tasks.
 
     The trunk and the detectors of earlier tasks must be the same byte for byte. The rank of a photo is among known
     photos of all tasks, which a task adds to, so single photos may pass the threshold; but certainly no larger share of
@@ -36,7 +36,7 @@ def compare_pooled(
             return f"{name} differs from version {old.version}", NOTHING
     earlier = evidence.tasks < len(old.tasks)
     if evidence.encoded is None or not earlier.any():
-        note("no photo of an earlier task is at hand: whether they are still known was not compared")
+        note("no photo of an earlier task is available: whether they are still known was not compared")
         return None, NOTHING
     vectors = evidence.encoded[earlier]
     then, now = (judge(load_pooled(bundle).outputs(vectors), bundle.rule) for bundle in (before, after))

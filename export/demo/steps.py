@@ -1,4 +1,4 @@
-"""What the demonstrations have in common: commands, waiting, messages, and the frame of their own commands."""
+"""Shared code of the demonstrations: commands, waiting, messages, and the frame of their own commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 120.0
 
 
 class Result(Protocol):
-    """What a demonstration has measured, and whether each of its promises was kept."""
+    """The measurements of a demonstration, and whether each of its promises was kept."""
 
     @property
     def rows(self) -> Sequence[tuple[str, ...]]: ...
@@ -69,7 +69,7 @@ def show(chosen: argparse.Namespace, work: Callable[[], Result], target: str, fu
 
 
 def command(*words: object) -> None:
-    """Run a subcommand of `openworld` in a process of its own, as a person would."""
+    """Run a subcommand of `openworld` in a separate process, as a person would."""
     from training.run import RunError
 
     texts = list(map(str, words))
@@ -79,7 +79,7 @@ def command(*words: object) -> None:
 
 
 def wait(met: Callable[[], bool], otherwise: str) -> None:
-    """Wait until a condition is met; a RunError with what is `otherwise` true after TIMEOUT seconds."""
+    """Wait until a condition is met; raises RunError(otherwise) after TIMEOUT seconds."""
     from training.run import RunError
 
     deadline = time.monotonic() + TIMEOUT

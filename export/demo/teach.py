@@ -26,12 +26,12 @@ KNOWN = ("disc", "stripes", "checks", "triangle", "cross", "waves")
 NEW = ("ring", "dots")
 RUN_IMAGES, NEW_IMAGES, TEST_IMAGES = 40, 50, 30
 LEARNED_RIGHT, MOST_LOST, MOST_SECONDS, LEAST_RATE = 0.8, 0.015, 10.0, 30.0
-"""What is promised: right answers for the taught classes, the loss of the others, seconds from the click to the answer,
+"""The promises: right answers for the taught classes, the loss of the others, seconds from the click to the answer,
 and requests per second meanwhile."""
 
 SOON_ENOUGH = f"from the click to the answer it takes less than {MOST_SECONDS:g} seconds"
 ENOUGH_REQUESTS = f"at least {LEAST_RATE:g} requests per second were answered"
-"""The promises that depend on what else the processors do."""
+"""The promises that depend on the load of the processors."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class TeachResult:
 
     def print(self) -> None:
         console = Console(highlight=False)
-        table = Table("photos that nobody has shown before", "before", "after")
+        table = Table("photos that were not shown before", "before", "after")
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
@@ -77,7 +77,7 @@ def run_teach(folder: Path, port: int) -> TeachResult:
 
 def _while_serving(url: str, teaching: Teaching, shelf: Path) -> TeachResult:
     test = {label: _photos(label, TEST_IMAGES, first=1000) for label in (*KNOWN, *NEW)}
-    # Not by the server, which would keep the unknown ones and learn from them.
+    # Answered without the server, which would store the unknown photos and learn from them.
     model = Model.load(shelf, threads=1)
     before = {label: [model.predict(content) for content in files] for label, files in test.items()}
     arrived = {content: label for label in NEW for content in _photos(label, NEW_IMAGES, first=0)}
@@ -95,7 +95,7 @@ def _while_serving(url: str, teaching: Teaching, shelf: Path) -> TeachResult:
         accepted = teaching.accept(job.id)
         seconds = time.monotonic() - clicked
         steps = {**job.learned.seconds, "switching all workers": seconds - until_learned}
-        # A process is started and loads the model, and the result is looked for a few times per second.
+        # The rest: a process starts and loads the model, and its result is polled a few times per second.
         steps = {"starting": max(0.0, seconds - sum(steps.values())), **steps}
         announce(f"learned {', '.join(groups)} and served as {accepted.version} by {accepted.workers} workers")
         after = {label: predict_all(url, files) for label, files in test.items()}
@@ -126,7 +126,7 @@ def compare(
     steps: dict[str, float],
     traffic: Traffic,
 ) -> TeachResult:
-    """What the photos were answered before and after, by label, and whether each promise was kept.
+    """The answers to the photos before and after, by label, and whether each promise was kept.
 
     `groups` are the photos that were named, by label, and `steps` the seconds of each step of the lesson.
     """

@@ -1,4 +1,4 @@
-"""Writes the nodes and constants of an ONNX graph; large constants go into files beside it."""
+"""Writes the nodes and constants of an ONNX graph; large constants go into files next to it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,11 +1,11 @@
 """Adds the feature maps behind each part of an encoded vector to the graph of a trunk, as further outputs.
 
 A part of the vector may be the average of a feature map over space, centred, scaled and brought to unit length. The
-added output is that map [n, width, height, width of the map], centred and scaled, so its average over space is the part
-up to the length.
+added output is that map [n, width, height, width of the map], centred and scaled. Its average over space is the part
+before it is brought to unit length.
 
-onnxruntime computes all outputs of a graph, also those that nobody asks for. So this is a graph of its own, which a
-server opens at the first explanation; its weights are those in the file of the trunk.
+onnxruntime computes all outputs of a graph, also those that are not requested. So this is a separate graph, which a
+server opens at the first explanation. It uses the weights in the file of the trunk.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def maps_beside(model: bytes, file: str) -> bytes | None:
 
 
 def with_maps(model: bytes) -> bytes | None:
-    """The same graph with one more output for each part of the vector that is an average of a map; None if none is.
+    """The same graph with one more output for each part of the vector that is the average of a feature map.
 
-    The class token of a transformer is not, nor is an average that was changed afterwards, such as by normalisation.
+    Returns None if no part is. The class token of a transformer is no average of a map. An average that was changed
+    afterwards, for example by a normalisation, does not count either.
     """
     loaded = onnx.load_model_from_string(model)
     graph = loaded.graph

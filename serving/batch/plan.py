@@ -82,7 +82,7 @@ class CompleteRun(BaseModel):
 
 
 class WorkFolder:
-    """Plan, list of images and finished chunks of a run, beside its output file."""
+    """Plan, list of images and finished chunks of a run, next to its output file."""
 
     def __init__(self, out: Path) -> None:
         self.path = out.with_name(f"{out.name}.unfinished")

@@ -27,8 +27,8 @@ from serving.batch.plan import BatchPlan, WorkFolder
 from serving.batch.sources import Chunk
 
 ATTEMPTS = 2
-"""After this many deaths of its process, a chunk is answered with care: its process announces each image, and the image
-whose process dies then is an error. After as many deaths beside its images, the whole chunk is an error."""
+"""After its process died this many times, a chunk is answered carefully: the process announces each image, and the
+image during which it dies is recorded as an error. After as many deaths between images, the whole chunk is an error."""
 
 
 class Done(NamedTuple):
@@ -44,17 +44,17 @@ class Answered(NamedTuple):
 
 @dataclass(eq=False)
 class _Work:
-    """A chunk, and what its processes have died of."""
+    """A chunk, and how often its processes died."""
 
     chunk: Chunk
     deaths: int = 0
-    """Those that no image is to blame for."""
+    """Deaths that no image caused."""
     careful: bool = False
     lost: set[int] = field(default_factory=set)
     """Places of images that are not tried again."""
     returned: bool = False
-    """Whether a process has died with it: until it is stored it then has a process to itself, so that no other chunk is
-    blamed for what it does."""
+    """Whether a process died with this chunk. Until it is stored, no other chunk then shares its process and could be
+    blamed for its failure."""
 
     def died(self, place: int | None) -> None:
         """Another process has died; with care, while it worked on the image in this place."""

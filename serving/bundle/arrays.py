@@ -33,7 +33,7 @@ _UNREADABLE = (
     SyntaxError,
     TypeError,
 )
-"""What zipfile and numpy raise for damaged or hostile archives, beside a ValueError."""
+"""Exceptions of zipfile and numpy for damaged or hostile archives, in addition to ValueError."""
 
 
 def read_arrays(content: bytes | IO[bytes], only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:

@@ -64,8 +64,8 @@ class Cluster:
                     actor,
                     fn_constructor_args=arguments,
                     compute=ray.data.ActorPoolStrategy(size=min(actors, len(window))),
-                    # By default without an end: a row that kills its actor would be tried for ever. Ray 2.60 warns that
-                    # 2.64 takes these two elsewhere; it has no other place for them yet.
+                    # The default has no limit: a row that kills its actor would be retried endlessly. Ray 2.60 warns
+                    # that 2.64 takes these two arguments elsewhere, but has no other place for them yet.
                     max_restarts=DEATHS,
                     max_task_retries=DEATHS,
                     **({"num_gpus": 1} if gpus else {"num_cpus": 1}),

@@ -62,7 +62,7 @@ class GlossaryParser(argparse.ArgumentParser):
         """The first unknown option. What follows it may belong to it or not, so it is not blamed."""
         unknown = next((word.partition("=")[0] for word in rest if re.match("--?[a-zA-Z]", word)), None)
         if unknown is None:
-            return f"{TOO_MANY}: got {', '.join(map(repr, rest))}; allowed: those of the usage"
+            return f"{TOO_MANY}: got {', '.join(map(repr, rest))}; allowed: see the usage line"
         names = sorted({*re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_usage())})
         return f"no such option: got {unknown}; allowed: {', '.join(names) or 'none'}{did_you_mean(unknown, names)}"
 

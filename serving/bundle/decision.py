@@ -155,9 +155,10 @@ class Rule(BaseModel):
     def _representative(self) -> list[TaskRule]:
         """The tasks whose images were compared with enough others when they were learned.
 
-        An image can be taken for one of another task, which raises its expected surprise. Those of the first tasks had
-        few others beside them, and a threshold by them would reject more known images than alpha. So at least half as
-        many classes must have come before as before the last task, or others are needed to have enough images.
+        An image can be mistaken for one of another task, which raises its expected surprise. When the first tasks were
+        learned, there were few other tasks, so a threshold by their images would reject more known images than alpha.
+        A task counts if it came after at least half as many classes as the last task. Earlier tasks count only if there
+        are not enough images otherwise.
         """
         found, images = list[TaskRule](), 0
         for task, before in reversed(list(zip(self.tasks, self.starts, strict=True))):

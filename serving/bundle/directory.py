@@ -71,7 +71,7 @@ def recover(parent: Path, name: str) -> None:
 def recover_missing(folder: Path) -> None:
     """Put a bundle back that is not there because the process that replaced it was killed; does nothing otherwise."""
     if not os.path.lexists(folder):
-        # Where nothing can be written, whoever reads the bundle reports that there is none.
+        # If nothing can be written here, reading the bundle reports that it is missing.
         with contextlib.suppress(OSError):
             recover(folder.absolute().parent, folder.name)
 

@@ -32,7 +32,7 @@ MAP = "map"
 SHORTEST = 1e-12
 """As in the graph: a part that is shorter is not scaled to unit length."""
 FOR, AGAINST = (230, 120, 0), (0, 90, 200)
-"""Orange and blue, which also people who cannot tell red from green see as different."""
+"""Orange and blue, which people with red-green colour blindness can tell apart."""
 MOST_OPAQUE = 190
 EXACT = 0.05
 """A map whose remainder is a larger share of the total is called not exact; also in `page/static/explain.js`."""

@@ -1,4 +1,4 @@
-"""What a bundle with a trunk keeps so that a server can learn classes: none of it is read to answer an image.
+"""The data of a bundle with a trunk from which a server can learn classes; none of it is read to answer an image.
 
 `Teachable` is what the classes of a run add to the pooled statistics. A `Lesson` is what was taught at one time since:
 the encoded vectors of its examples, by label, and what the lesson after it starts from. A taught class is taken out by

@@ -46,7 +46,7 @@ class ClassLoss:
 
 @dataclass(frozen=True)
 class OldClasses:
-    """All classes of the earlier bundle that validation images are at hand of, and those without any."""
+    """All classes of the earlier bundle that validation images are available of, and those without any."""
 
     measured: tuple[ClassLoss, ...]
     missing: tuple[str, ...]
@@ -60,7 +60,7 @@ class OldClasses:
     def summary(self, kind: str = "validation") -> str:
         """CIL before and after in one line; `kind` is what the images were to the run."""
         if not self.measured:
-            return f"CIL of the earlier classes was not checked: no {kind} image of them is at hand (--data)"
+            return f"CIL of the earlier classes was not checked: no {kind} image of them is available (--data)"
         images = sum(each.images for each in self.measured)
         before, after = (
             100 * sum(getattr(each, name) for each in self.measured) / images for name in ("before", "after")

@@ -219,7 +219,7 @@ def format_of(content: bytes) -> str:
         if signature.match(content):
             return name
     got = f"content that starts with {content[:8]!r}"
-    raise ImageError("unsupported_image", "not an image that is read here", got=got, allowed=", ".join(FORMATS))
+    raise ImageError("unsupported_image", "not a supported image", got=got, allowed=", ".join(FORMATS))
 
 
 def _check_pixels(size: tuple[int, int], limits: Limits) -> None:

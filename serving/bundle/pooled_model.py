@@ -1,16 +1,16 @@
-"""What classifies the encoded vectors of a bundle: one classifier for all tasks, and one frozen detector per task.
+"""Classifies the encoded vectors of a bundle: one classifier for all tasks, and one frozen detector per task.
 
-The classifier is made of statistics over all tasks, so its logits change with every task that is learned. Whether an
-image is known rests on scores of each task's own images, which are stored when the task is learned: they mean something
-only beside distances that are computed in the same way for ever. So a task keeps its detector as it was then, and its
-distances stay bit-identical. The adapter of a task is frozen in the same way.
+The classifier is computed from statistics over all tasks, so its logits change with every task that is learned. Whether
+an image is known is decided by its rank among scores of each task's own images. They are stored when the task is
+learned, and can only be compared with distances that are computed in the same way. So the detector of a task is frozen,
+and its distances stay bit-identical. The adapter of a task is frozen in the same way.
 
 Classes that were taught have no adapter until they are consolidated. Then they share one, which sharpens the logits
 among them, whatever their tasks are.
 
-A class that gets further examples later keeps its column and its detector. Beside it there is a detector of all its
-further examples, which is made anew when it gets more, and the distance of an image from the class is the
-smaller one of both. So what the class knew when it was learned stays known.
+A class that gets further examples later keeps its column and its detector. A second detector is fitted to all its
+further examples, and fitted again when it gets more. The distance of an image from the class is the smaller one of the
+two, so images that were known before stay known.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class PooledModel:
         must not depend on the other images of its batch.
         """
         views = encoded if encoded.ndim == 3 else encoded[:, None]
-        # Without expansion, phi(x) is the beginning of any other.
+        # Without expansion, phi(x) is the first part of every expanded vector.
         further = (extension.detector for _, extension in self.extensions)
         projections = (self.classifier.projection, *(each.projection for each in (*self.detectors, *further)))
         projection = max(projections, key=lambda each: each.length)

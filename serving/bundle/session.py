@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPIN_MICROSECONDS = 1000
-"""Longer than the pause between two layers, and short beside a run that is worth several threads."""
+"""Longer than the pause between two layers, and short compared with a run that is worth several threads."""
 
 
 def open_session(
     graph: Graph, options: ort.SessionOptions | None = None, providers: Sequence[Any] = (CPU,)
 ) -> ort.InferenceSession:
-    """A session of a graph whose weights are in memory beside it."""
+    """A session of a graph; its weights are passed as arrays in memory."""
     options = options or session_options()
     if graph.parts:
         names, contents = list(graph.parts), list(graph.parts.values())

@@ -33,7 +33,7 @@ _VERSION = re.compile(r"[0-9a-f]{12}")
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^@/\s]*@")
 
 Report = Callable[[str, int, int], None]
-"""Called with what is done to which file, and the bytes that are done of all bytes."""
+"""Called with the action and the file, the bytes done, and all bytes."""
 
 
 class TransferError(Exception):
@@ -154,7 +154,7 @@ class _Place:
 
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
-    """Without the progress bars of the Hub's library, one per file, beside the progress that is reported here."""
+    """Hide the progress bars of the Hub's library, one per file, because the progress is reported here."""
     from huggingface_hub import utils as hub
 
     # They are documented, but the package marks none of its names as exported.

@@ -1,7 +1,7 @@
 """Places on a flat map by UMAP: points that are near in many dimensions stay near, and groups come apart.
 
 The package umap-learn is the extra `umap`. It compiles itself when it is first used, which takes most of a minute of
-processor time, so a server runs this module as a process of its own:
+processor time, so a server runs this module as a separate process:
 `python -m serving.bundle.umap_places POINTS PLACES` reads points [n, k] from one file of numpy and writes their places
 [n, 2] to the other, which appears when it is complete. Only one such process works in a folder at a time.
 """
@@ -34,7 +34,7 @@ class UmapError(Exception):
 
 
 def installed() -> bool:
-    """Whether the extra is there; does not import it."""
+    """Whether the extra is installed; does not import it."""
     return importlib.util.find_spec("umap") is not None
 
 
@@ -53,7 +53,7 @@ def umap_places(points: NDArray[np.float32]) -> NDArray[np.float32]:
         import umap
 
         start = points[:, :2] * (10 / max(float(np.abs(points[:, :2]).max()), 1e-9))
-        # Equal points would stay together for ever.
+        # Equal points would never separate.
         start = start + np.random.default_rng(0).normal(0, 1e-4, start.shape)
         fitted = umap.UMAP(
             n_neighbors=min(NEIGHBOURS, len(points) - 1),

@@ -101,7 +101,7 @@ class MemoryWatch:
 
 
 def resident() -> int:
-    """The bytes of this process that are in memory; 0 where the system does not tell."""
+    """The bytes of this process that are in memory; 0 where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

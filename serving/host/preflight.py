@@ -1,4 +1,4 @@
-"""Checks everything that could stop a worker before a port is opened: a failing worker would be restarted for ever.
+"""Checks everything that could stop a worker before a port is opened: a failing worker would be restarted endlessly.
 
 `python -m serving.host.preflight BUNDLE` checks a bundle with the settings of the environment.
 """

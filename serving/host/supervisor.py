@@ -1,7 +1,7 @@
 """A worker ends when the process that supervises it is gone.
 
-After kill -9 of the supervisor, its workers would go on: they would keep the port, so that no other server could start,
-and nobody would replace or stop them.
+After kill -9 of the supervisor, its workers would continue without anything to replace or stop them, and would keep the
+port, so that no other server could start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def end_with(supervisor: int, interval: float = INTERVAL) -> None:
 
 def _is_gone(process: int) -> bool:
     with contextlib.suppress(OSError):
-        # One that was killed has its number until its own parent takes note. The state follows the name in brackets.
+        # A zombie keeps its PID until its parent reaps it. The state follows the name in brackets.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     try:
         os.kill(process, 0)

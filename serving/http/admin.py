@@ -60,7 +60,7 @@ async def _finished(request: Request, swap: Future[SwapOutcome]) -> Response:
         outcome = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(swap)), seconds)
     except TimeoutError:
         got = f"a swap of more than {seconds:g} seconds"
-        raise errors.DeadlineError("the swap goes on", got=got, allowed="to see /admin/status for its end") from None
+        raise errors.DeadlineError("the swap is still running", got=got, allowed="poll /admin/status") from None
     return _json(SwapAnswer(changed=outcome.changed, **_fields(outcome)))
 
 

@@ -16,10 +16,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import UnauthorizedError
-from serving.http import admin, open_inference, page, predictions
+from serving.http import admin, open_inference, page, predict_routes
 from serving.http.middleware import RequestMiddleware
 from serving.http.openapi import document, error_responses
-from serving.http.predictions import Predictions
+from serving.http.predict_routes import Predictions
 from serving.http.responses import handle_http_exception, handle_validation_error
 from serving.http.schemas import DriftReport, ModelDescription
 from serving.inference.answers import describe
@@ -92,7 +92,7 @@ for _name, _description in _HEALTH.items():
 
 
 ROUTERS = (
-    predictions.router,
+    predict_routes.router,
     open_inference.router,
     router,
     health,
@@ -111,7 +111,7 @@ def make_app(settings: Settings, engine: GetEngine, bentoml: ASGIApp) -> FastAPI
     """
     app = FastAPI(
         openapi_url=None,
-        # A redirect would lead to a host and a scheme that the request made up.
+        # A redirect would lead to the host and scheme that the request claims.
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
         exception_handlers={HTTPException: handle_http_exception, RequestValidationError: handle_validation_error},

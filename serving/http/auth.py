@@ -1,4 +1,4 @@
-"""Who may request predictions and changes, and the security headers of responses."""
+"""Authentication of predictions and of changes, and the security headers of responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMIN_PATHS = ("/admin", "/unknowns", "/teach")
 TEACH_UPLOADS = frozenset(("/teach/examples", "/teach/import"))
 """Paths of which the body may be a file."""
 FILE_TYPES = (b"application/octet-stream", b"application/zip")
-"""Content types of files, beside images. A page of another site cannot make a browser send any of them unasked."""
+"""Content types of files other than images. Browsers send them from pages of another site only after a preflight."""
 DEFAULT_NAME, MAX_NAME = "admin", 64
 
 API_HEADERS: list[tuple[bytes, bytes]] = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
@@ -38,7 +38,7 @@ PAGE_HEADERS: list[tuple[bytes, bytes]] = [
 
 
 def reads_own_body(path: str) -> bool:
-    """Whether the route reads its body itself, within limits of its own."""
+    """Whether the route reads its body itself, within its own limits."""
     return path.startswith(KEY_PATHS) or path in TEACH_UPLOADS
 
 
@@ -65,7 +65,9 @@ def check_admin(headers: Headers, token: str | None) -> str:
     """
     if token is None:
         raise AdminOffError(
-            "this part is off", got="no admin token in the server's settings", allowed="a server with a token"
+            "the admin routes are disabled",
+            got="no admin token in the server's settings",
+            allowed="OPENWORLD_ADMIN_TOKEN set",
         )
     given = list(headers)
     for name, value in given:
@@ -85,7 +87,7 @@ def check_admin(headers: Headers, token: str | None) -> str:
 
 
 def check_change(method: str, path: str, headers: Headers) -> None:
-    """Refuse a change that a page of another site could make a browser send, which adds the password by itself."""
+    """Refuse a change that a page of another site could make a browser send, which adds the password automatically."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     given = dict(headers)

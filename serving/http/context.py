@@ -1,4 +1,4 @@
-"""What is known about a request beside its ASGI scope, shared by the middleware and the routes."""
+"""The context of a request, in addition to its ASGI scope; shared by the middleware and the routes."""
 
 from __future__ import annotations
 

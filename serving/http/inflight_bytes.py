@@ -28,11 +28,14 @@ class InflightBytes:
 
         def reserve(size: int) -> None:
             nonlocal own
-            # A body that exceeds the budget by itself is accepted when there is no other: it would never fit otherwise.
+            # A body that is larger than the whole budget is accepted if no other request holds bytes, because it could
+            # never be accepted otherwise.
             if self.bytes > own and self.bytes + size > self._limit:
                 # It may try again after a second: only a few large uploads fill the budget, and they finish soon.
                 allowed = f"{self._limit} bytes at a time in this worker"
-                raise BusyError("too many bytes in flight", got=f"{size} more beside {self.bytes}", allowed=allowed)
+                raise BusyError(
+                    "too many bytes in flight", got=f"{size} more, while {self.bytes} are in use", allowed=allowed
+                )
             own += size
             self.bytes += size
 

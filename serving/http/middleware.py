@@ -88,7 +88,7 @@ class RequestMiddleware:
         # Some frameworks match a path that ends in a line break with the route without it.
         if not path.isprintable():
             raise no_such_page(path)
-        # Whatever starts like a protected path is protected, however the framework reads the rest.
+        # Protected paths are matched by prefix, however the router normalises the rest.
         if self._key is not None and path.startswith(KEY_PATHS):
             check_key(headers, self._key)
         if path.startswith(ADMIN_PATHS):
@@ -98,7 +98,7 @@ class RequestMiddleware:
 
     def _record(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         path = scope["path"]
-        # Of a route with names in its path, the pattern is counted.
+        # Requests to a route with path parameters are counted under its pattern.
         pattern = getattr(scope.get("route"), "path", path)
         endpoint = pattern if pattern in self._endpoints else OTHER
         REQUESTS.labels(endpoint, status).inc()
@@ -118,7 +118,7 @@ class _RequestBody:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        # Both the last piece and the end of the connection.
+        # The last part of the body, or the end of the connection.
         self.complete = self.complete or not message.get("more_body", False)
         return message
 
@@ -196,7 +196,7 @@ def _bounded(receive: Receive, seconds: float) -> Receive:
     async def bounded() -> Message:
         nonlocal size, parts, complete
         if complete:
-            # A client that keeps the connection open may take its time.
+            # There is no deadline once the body is complete: the client may keep the connection open.
             return await receive()
         try:
             async with asyncio.timeout_at(until):

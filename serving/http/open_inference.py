@@ -23,7 +23,7 @@ from starlette.responses import Response
 from serving import errors
 from serving.bundle.manifest import Manifest
 from serving.errors import MalformedRequestError, ParameterError, RequestError, TooManyImagesError
-from serving.http.predictions import PREDICTION_ERRORS, PredictionQuery, Predictions, UploadedImages
+from serving.http.predict_routes import PREDICTION_ERRORS, PredictionQuery, Predictions, UploadedImages
 from serving.http.responses import PROTOCOL_PATHS, no_such_page
 from serving.http.schemas import field
 from serving.http.upload import FEW_PARTS, JSON, RAW, Upload, from_base64, from_json
@@ -169,7 +169,9 @@ def _elements(shape: tuple[int, ...]) -> int:
 def _texts(data: tuple[str, ...], rest: bytes) -> list[bytes]:
     if rest:
         raise MalformedRequestError(
-            "data is given twice", got=f"{len(rest)} bytes after the JSON", allowed="one of both"
+            "data is given twice",
+            got=f"{len(rest)} bytes after the JSON",
+            allowed="either JSON data or binary data, not both",
         )
     return [from_base64(text) for text in data]
 

@@ -77,7 +77,7 @@ class ExplanationAnswer(ApiModel):
         "the answer, negative ones against it",
         [[0.02, 0.31], [-0.05, 0.12]],
     )
-    total: float = field("what the whole image has of this evidence, against one without any features", 0.41)
+    total: float = field("the evidence in the whole image, compared with an image without any features", 0.41)
     remainder: float = field(
         "total minus the sum of the grid: 0 where the decision is linear in the features; a distance is not", 0.01
     )

@@ -22,7 +22,7 @@ from serving.http.inflight_bytes import Reserve
 from serving.http.schemas import ImageBody, ImagesBody
 
 ENVELOPE = 64 * 1024
-"""Bytes that a body may have beside the image: form boundaries and part headers, or JSON."""
+"""Bytes that a body may have in addition to the image: form boundaries and part headers, or JSON."""
 FEW_PARTS = 16
 """Commas and opening brackets that a JSON body with one image may have; each image in a list allows four more."""
 _WHITESPACE = b" \t\r\n\f\v"
@@ -103,7 +103,7 @@ async def read_body(receive: Receive, announced: str, limit: int, reserve: Reser
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError("body incomplete", got="a closed connection", allowed="a whole body")
+            raise ClientGoneError("body incomplete", got="a closed connection", allowed="a complete body")
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:

@@ -173,5 +173,5 @@ def describe(model: BundleModel, *, max_batch: int = 1) -> ModelDescription:
         "max_batch": max_batch,
         "explains": model.explains,
     }
-    # The manifest has more fields, such as checksums, that concern nobody else.
+    # Further fields of the manifest, such as checksums, are of no use to clients.
     return ModelDescription.model_validate(described, extra="ignore")

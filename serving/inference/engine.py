@@ -84,7 +84,7 @@ class Engine:
         metrics.LIMIT.set(self.settings.queue)
         _gauge(self.loaded).set(1)
         if self._follower is not None and self.swaps is not None:
-            self._follower.start(beside=self.swaps.watch)
+            self._follower.start(each_step=self.swaps.watch)
         if self.teacher is not None and self.settings.teach == "auto":
             from serving.teaching.auto import Autonomy
 
@@ -117,7 +117,7 @@ class Engine:
 
 
 def _teacher(engine: Engine) -> Teacher | None:
-    """What teaches, if the server has a quarantine and an admin token."""
+    """The teacher, if the server has a quarantine and an admin token; otherwise None."""
     settings = engine.settings
     if engine.keeper is None or engine.swaps is None or settings.admin_token is None or settings.teach == "off":
         return None
@@ -129,7 +129,7 @@ def _teacher(engine: Engine) -> Teacher | None:
 def _group(settings: Settings) -> WorkerGroup:
     if folder := WorkerSettings.from_environment().group:
         return WorkerGroup(folder)
-    # A worker that was not deployed by a server is a group of its own.
+    # A worker that was not deployed by a server is a group of one.
     return create_group(settings, first_bundle(settings), BentoMLSettings.from_environment().home)
 
 

@@ -59,7 +59,7 @@ class Job:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for the answer: the deadline passed, or the client disconnected."""
+        """Whether the answer is no longer needed: the deadline passed, or the client disconnected."""
         return self.done.done()
 
     @property
@@ -114,7 +114,7 @@ def answer_batch(batch: list[Job], *, features: bool) -> list[str | RequestError
             job.brightness = brightness[place]
             job.fields = loaded.formatter.fields(verdicts, row, job.options)
             if job.explains and job.pixels is not None:
-                # Such a job is a batch by itself: it neither delays nor fails any other.
+                # Such a job is a batch of one, so it neither delays nor fails other jobs.
                 explanation = explained(loaded.model, job.pixels, job.fields, job.options.explain)
                 job.fields["explanation"] = explanation
             # Several times as fast as Python's own encoder, with the same digits.

@@ -53,7 +53,7 @@ class LoadedModel:
         return self.model.manifest.version
 
     def noted(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """An answer as the quarantine keeps it: with the trunk that made the features beside it."""
+        """An answer as the quarantine stores it, with the trunk that made the features."""
         trunk = self.model.manifest.trunk
         return fields if trunk is None else {**fields, TRUNK_KEY: trunk.sha256}
 

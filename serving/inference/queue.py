@@ -1,10 +1,10 @@
 """The path of an image through a worker: accepted or refused at once, decoded, run, answered.
 
-Threads decode images. Whichever of them finds the graph idle runs it for everything that is decoded by then, so a
-batch is what arrived while the last one ran, and nobody ever waits for a batch to fill. If batches are not faster, one
-image is run at a time; so is one whose answer is explained. The event loop only submits images and takes answers back,
-except for small images and a quick graph: passing an image to a thread and back would take longer than the work, so the
-event loop answers these itself.
+Threads decode images. The first thread that finds the graph idle runs it for all images that are decoded by then. So a
+batch consists of the images that arrived during the previous run, and no request waits for a batch to fill. If batches
+are not faster, images are run one at a time, as are images whose answer is explained. The event loop only submits
+images and returns answers. Small images on a quick graph are an exception: passing one to a thread and back would take
+longer than the work, so the event loop answers them directly.
 
 The bundle may be swapped at any time: an image is answered by the model that was loaded when it was submitted.
 """
@@ -81,9 +81,11 @@ class InferenceQueue:
 
     def check_room(self, images: int = 1) -> None:
         """Raise a BusyError if there is no room for this number of images."""
-        # A request that exceeds the limit by itself is accepted when the queue is empty: it would never fit otherwise.
+        # A request that is larger than the whole limit is accepted if the queue is empty, because it could never be
+        # accepted otherwise.
         if self.depth and self.depth + images > self._limit:
-            raise self._busy(f"{images} more beside {self.depth}", f"{self._limit} images at a time in this worker")
+            got = f"{images} more, while {self.depth} are in progress"
+            raise self._busy(got, f"{self._limit} images at a time in this worker")
 
     def _busy(self, got: str, allowed: str) -> BusyError:
         retry_after = max(1, math.ceil(self.depth * self._seconds_per_image))
@@ -151,7 +153,7 @@ class InferenceQueue:
                 except asyncio.CancelledError:
                     if watcher.disconnected:
                         raise ClientGoneError(
-                            "nobody waits", got="a closed connection", allowed="an open one"
+                            "the client closed the connection", got="a closed connection", allowed="an open connection"
                         ) from None
                     raise
                 finally:
@@ -199,7 +201,7 @@ class InferenceQueue:
         self._run_decoded()
 
     def _open(self, job: Job) -> bool:
-        """Whether the image's header could be read, and somebody still waits for the answer."""
+        """Whether the image's header could be read, and the answer is still needed."""
         if job.abandoned:
             return False
         try:
@@ -318,7 +320,7 @@ class InferenceQueue:
                     self.drift.record(job.loaded.version, job.loaded.tasks, fields, job.brightness, job.request_id)
                 self.drift.publish_soon()
                 keeper = self._keeper
-                # Its keeper has a thread of its own.
+                # The keeper writes in a separate thread.
                 if keeper is not None and not keeper.durable and (arrival := _arrival(keeper, job)) is not None:
                     keeper.offer(arrival)
 

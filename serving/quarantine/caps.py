@@ -14,7 +14,7 @@ from serving.quarantine.schema import items, sum_of
 DAY = 86_400.0
 
 _REMOVAL_ORDER: tuple[tuple[ItemState, ...], ...] = (("learned", "junk"), ("new",), ("named", "known"))
-"""The order of removal: items that nobody needs any more, then unlabelled ones, and a person's labels last."""
+"""The order of removal: items that are no longer needed, then unlabelled ones, and a person's labels last."""
 _LABELLED = _REMOVAL_ORDER[-1]
 _PAGE = 500
 

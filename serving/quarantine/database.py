@@ -108,7 +108,7 @@ class Database:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Prepares the database; an UnavailableError if that fails, or what is done in the block."""
+        """Prepares the database; raises an UnavailableError if that fails, or if the block does."""
         try:
             self._prepare()
             yield

@@ -43,13 +43,13 @@ class TaughtItems(LabelledItems):
         return found
 
     def count_new(self) -> int:
-        """The number of items that nobody has labelled."""
+        """The number of unlabelled items."""
         with self._database.reading() as connection:
             counted = select(func.count()).select_from(items).where(items.c.state == "new")
             return int(connection.execute(counted).scalar_one())
 
     def new_since(self, latest: int) -> tuple[int, int]:
-        """How many items with a larger id nobody has labelled, and the largest id of all."""
+        """The number of unlabelled items with a larger id, and the largest id of all."""
         with self._database.reading() as connection:
             fresh = select(func.count()).select_from(items).where(items.c.state == "new", items.c.id > latest)
             newest = connection.execute(select(func.max(items.c.id))).scalar()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    # The client has these types, too, and does without numpy.
+    # The client uses these types too, and must not need numpy.
     import numpy as np
     from numpy.typing import NDArray
 

@@ -23,11 +23,11 @@ MOST = 2**53
 LATEST = 253_402_300_800.0
 """The year 10000 in seconds since the epoch: the first one that has no date of four digits."""
 DAMAGED = "damaged"
-"""What a damaged entry of the change log has done."""
+"""Shown as the action of a damaged entry of the change log."""
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is a number of something."""
+    """Whether it is a valid count."""
     return isinstance(value, int) and 0 <= value <= MOST
 
 
@@ -62,7 +62,7 @@ _COLUMNS: tuple[tuple[Callable[[object], bool], str, tuple[str, ...], tuple[str,
     (is_time, "time that has a date", ("received_at", "seen_at"), ("labelled_at",)),
     (is_text, "text", ("model_version", "media_type"), ("label", "labelled_by", "learned_in")),
 )
-"""What columns of an item must be: a check, its name, columns, and columns that may be empty as well."""
+"""Checks of the columns of an item: function, description, columns, and columns that may also be empty."""
 
 
 def item_of(row: Mapping[str, Any], mark: str) -> Item:
@@ -94,7 +94,7 @@ def _whole(row: Mapping[str, Any], mark: str) -> Item:
 
 
 def _damaged(row: Mapping[str, Any], damage: str) -> Item:
-    """An item of which only what is needed to find and delete it is kept."""
+    """An item with only the fields that are needed to find and delete it."""
     state, kind, group = row["state"], row["kind"], row["group"]
     return Item(
         id=row["id"],

@@ -39,7 +39,7 @@ groups = Table(
     Column("cohesion", Double, nullable=False),
     Column("near_class", Text),
     Column("shifted", Boolean, nullable=False),
-    # An id is never reused: a page that is still open cannot show it for another group.
+    # Ids are never reused, so that a page that is still open cannot show another group under an old id.
     sqlite_autoincrement=True,
 )
 
@@ -82,7 +82,7 @@ resemblances = Table(
     Column("similarity", Double, nullable=False),
 )
 
-# Classes that people have begun and that may have no example yet.
+# Classes that a person has created and that may have no example yet.
 drafts = Table(
     "openworld_drafts",
     metadata,
@@ -91,7 +91,7 @@ drafts = Table(
     Column("at", Double, nullable=False),
 )
 
-# What servers do for people beside answering: they learn and group, and may be killed at it.
+# Background jobs (learning, grouping), whose processes may be killed.
 jobs = Table(
     "openworld_jobs",
     metadata,

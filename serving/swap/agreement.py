@@ -180,7 +180,7 @@ class GroupMember:
         replace_file(self._file, self._report.model_dump_json().encode(), durable=False)
 
     def leave(self) -> None:
-        """Release the lock, so that nobody waits for this worker."""
+        """Release the lock, so that no other worker waits for this one."""
         os.close(self._lock)
 
 

@@ -1,7 +1,7 @@
 """A worker's part in a swap: it loads and tests the proposed bundle, and switches when all workers have done so.
 
-This happens in a thread beside the requests. A proposal that fails changes only this worker's report. The bundle before
-the last switch stays in memory, so that rolling back is quick.
+This happens in a background thread while requests are answered. A proposal that fails changes only this worker's
+report. The bundle before the last switch stays in memory, so that rolling back is quick.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Follower:
     def served(self) -> LoadedModel:
         return self._current
 
-    def start(self, beside: Callable[[], None] = lambda: None) -> None:
-        """Report the served bundle, and follow the group in a thread, which also calls `beside` at every step."""
+    def start(self, each_step: Callable[[], None] = lambda: None) -> None:
+        """Report the served bundle, and follow the group in a thread, which also calls `each_step` at every step."""
         self._report_served()
 
         def run() -> None:
@@ -55,7 +55,7 @@ class Follower:
             while not self._end.wait(POLL):
                 try:
                     self.step()
-                    beside()
+                    each_step()
                     failing = False
                 except Exception:
                     # Logged once, because it may go on for long.

@@ -129,14 +129,15 @@ class SwapLeader:
                 before = self._group.state().previous
                 path = None if before is None else before.path
             if path is None:
-                raise SwapError("nothing to roll back to", got="no previous bundle", allowed="one, from the last swap")
+                allowed = "a rollback after at least one swap"
+                raise SwapError("nothing to roll back to", got="no previous bundle", allowed=allowed)
             if self._shelf is None:
                 return self._swap(path)
             if not self._shelf.writable:
                 raise SwapError(
                     "this server may not roll back",
                     got=f"{self._shelf.folder}, which is read-only here",
-                    allowed="to point `current` at the previous bundle where the shelf can be written",
+                    allowed="point `current` at the previous bundle where the shelf can be written",
                 )
             return self._swap(path, before_switch=self._roll_back_shelf)
 
@@ -242,7 +243,7 @@ class SwapLeader:
             there = worker.path == state.serving.path
             if not there and worker.round == state.round and worker.error is not None:
                 problem = f"worker {worker.pid} did not follow the others"
-                raise SwapError(problem, got=worker.error, allowed="the bundle that the others loaded")
+                raise SwapError(problem, got=worker.error, allowed="all workers must load the same bundle")
             return there
 
         return self._wait_for_all(switched)

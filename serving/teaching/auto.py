@@ -1,4 +1,4 @@
-"""Decides when a server learns by itself: a thread of a worker that looks at the quarantine every few seconds."""
+"""Decides when a server learns automatically: a thread of a worker that checks the quarantine every few seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Autonomy:
         self._end.set()
 
     def look(self) -> bool:
-        """Start a job if there is a reason; whether it did."""
+        """Start a job if enough new images have arrived; returns whether it did."""
         teacher, settings = self._teacher, self._settings
         if teacher.problem() is not None:
             return False
@@ -61,7 +61,7 @@ class Autonomy:
         return True
 
     def _settle(self, job: JobRecord) -> None:
-        """Discard a result that will not be published, and give its images back: they would wait for ever."""
+        """Discard a result that will not be published, and remove its labels: otherwise its images would stay named."""
         if (reason := self._teacher.refusal(job)) is None:
             return
         store, named = self._teacher.store, (job.result or {}).get("named", ())
@@ -77,9 +77,9 @@ class Autonomy:
                 self.look()
                 failing = False
             except (RequestError, StoreError) as error:
-                # Another worker was first, or the database is away.
-                log.debug("no lesson of its own: %s", error)
+                # Another worker was first, or the database is unavailable.
+                log.debug("no automatic lesson: %s", error)
             except Exception:
                 if not failing:
-                    log.exception("this worker cannot learn by itself")
+                    log.exception("automatic learning failed in this worker")
                 failing = True

@@ -52,7 +52,7 @@ def learn_groups(
 
 
 def is_class(group: ItemGroup, least: int) -> bool:
-    """Whether a group of unlabelled images is large and coherent enough to be a class of its own."""
+    """Whether a group of unlabelled images is large and coherent enough to become a class."""
     return set(group.states) == {"new"} and group.size >= least and group.cohesion >= COHERENT and not group.shifted
 
 
@@ -72,8 +72,8 @@ def made_up(lessons: Iterable[LessonInfo]) -> set[str]:
 def follow_rollback(store: Store, folder: Path, manifest: Manifest) -> None:
     """Bring the labels that this job made up in line with a version that is served again.
 
-    Those of classes that the version lacks are removed: nobody gave them, so the next lesson must not learn the class
-    again. Those of classes that it has come back, so that a rollback can be undone.
+    Labels of classes that the version lacks are removed: no person gave them, so the next lesson must not learn the
+    class again. Labels of classes that it has are restored, so that a rollback can be undone.
     """
     known = manifest.labels
     given = (each for each in store.examples() if is_made_up(str(each.label), str(each.labelled_by)))

@@ -34,8 +34,8 @@ def rename(teacher: Teacher, who: str, label: str, new: str, *, accept: bool) ->
     _check_known(teacher, [label])
     # A name may be changed to another spelling of itself, such as the one without a space behind it.
     if new == label or same_label(new, all_labels(teacher) - {label}) is not None:
-        allowed = "a new name, or to merge the classes"
-        raise errors.ClassExistsError("there is such a class", got=repr(new), allowed=allowed)
+        allowed = "a new name, or merge the classes"
+        raise errors.ClassExistsError("the class exists", got=repr(new), allowed=allowed)
     known = teacher.current().labels
     if label not in known:
         return ChangedClasses(teacher.store.relabel({label: new}, known, who), None)

@@ -306,6 +306,6 @@ class AsyncTeaching:
 
 
 def is_open(found: schemas.TeachingJob) -> bool:
-    """Whether a job has more to do: it runs, or will publish its result by itself."""
+    """Whether a job has more to do: it runs, or will publish its result automatically."""
     objected = found.learned is not None and not found.learned.gate
     return found.state == "running" or (found.state == "done" and found.accepts and not objected)

@@ -1,8 +1,8 @@
-"""What a bundle is to know: the classes of a run, and the examples of every lesson since.
+"""The classes and examples that a bundle is computed from: those of a run, and of every lesson since.
 
 Every change (examples added or removed, labels changed, a class deleted) makes a new curriculum. The content of a
-bundle is a function of its curriculum alone. So after something was removed, the bundle is the same as if it had never
-been taught.
+bundle is a function of its curriculum alone. So after an example or a class was removed, the bundle is the same as if
+it had never been taught.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a lesson has become: a task of its new classes, and detectors of the classes that it extended."""
+    """The result of a lesson: a task of its new classes, and detectors of the classes that it extended."""
 
     lesson: TaughtLesson
     task: Task | None
@@ -136,7 +136,7 @@ class Curriculum:
     teachable: Teachable
     lessons: tuple[Examples, ...]
     done: tuple[Taught, ...]
-    """What the first lessons have become in the bundle that was read; a change keeps those before it."""
+    """The results of the first lessons in the bundle that was read; a change keeps those before it."""
     weight: float = 0.0
     """The weight of the adapters of the run's tasks, if it has some."""
     consolidated: tuple[Consolidated, ...] = ()
@@ -253,7 +253,7 @@ class Curriculum:
                 first = next(each for each in after.lessons if label in each.images) is lesson
                 if first and label not in self.run_labels and count < LEAST:
                     raise TeachError(
-                        f"{count} example of {label!r} would be left; allowed: at least {LEAST}, or to delete the class"
+                        f"{count} example of {label!r} would be left; allowed: at least {LEAST}, or delete the class"
                     )
         return after
 
@@ -261,7 +261,7 @@ class Curriculum:
         """Without a class, as if it had never been learned."""
         self._place(label)
         if len(self.labels) == 1:
-            raise TeachError(f"{label!r} is the only class; allowed: to delete one of several")
+            raise TeachError(f"{label!r} is the only class; allowed: keep at least one class")
         gone = frozenset(name for name, own in self.examples().items() if own == label)
         if label not in self.run_labels:
             return self._changed([lesson.without(gone) for lesson in self.lessons])
@@ -269,7 +269,7 @@ class Curriculum:
         kept = [task if label not in task.labels else _without_column(task, label) for task in self.tasks]
         tasks = tuple(task for task in kept if task is not None)
         if not tasks:
-            raise TeachError(f"{label!r} is the only class that the run learned; allowed: to delete one of several")
+            raise TeachError(f"{label!r} is the only class that the run learned; allowed: keep at least one")
         teachable = replace(self.teachable, factors=self.teachable.factors.without(place))
         lessons = tuple(left for lesson in self.lessons if (left := lesson.without(gone)) is not None)
         # Every lesson started from the statistics of the run, which have changed.
@@ -280,7 +280,7 @@ class Curriculum:
         self._place(label)
         check_label(new)
         if new in self.labels:
-            raise TeachError(f"{new!r} is a class already; allowed: a new name, or to merge the classes")
+            raise TeachError(f"{new!r} is a class already; allowed: a new name, or merge the classes")
         names = {label: new}
         tasks = tuple(replace(task, labels=_mapped(task.labels, names)) for task in self.tasks)
         done = tuple(
@@ -302,7 +302,7 @@ class Curriculum:
         self._place(into)
         if label in self.run_labels:
             raise TeachError(
-                f"{label!r} was learned by a run, which kept no example of it; allowed: to merge a taught class into "
+                f"{label!r} was learned by a run, which kept no example of it; allowed: merge a taught class into "
                 "it, and to rename it then"
             )
         if label == into:

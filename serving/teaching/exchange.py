@@ -92,7 +92,7 @@ def export_archive(store: Store, kind: Format, label: str | None = None) -> Iter
 
 
 def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Limits, who: str) -> Imported:
-    """Store and label every image of an archive; each is durable by itself."""
+    """Store and label every image of an archive; each one is durable."""
     added = duplicates = relabelled = 0
     failed: list[FailedFile] = []
     for one in read_labelled(content, limits):
@@ -285,7 +285,7 @@ def _in_url(found: re.Match[str]) -> str:
 
 
 def _tasks(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> Any | None:
-    """What a JSON file contains: at the top of an archive tasks, in a folder only if it looks like them."""
+    """The content of a JSON file; None for a file in a folder that does not look like tasks."""
     if "/" not in each.filename:
         return _read_json(_member(archive, each, limits))
     try:
@@ -296,7 +296,7 @@ def _tasks(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> A
 
 
 class _Pipe(io.RawIOBase):
-    """What is written to it can be taken out."""
+    """A buffer: `taken` returns what was written since the last call."""
 
     def __init__(self) -> None:
         super().__init__()

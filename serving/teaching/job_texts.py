@@ -45,21 +45,21 @@ def objections(job: JobRecord) -> str:
 
 
 def replaced(job: JobRecord, later: JobRecord) -> str:
-    """Why a job was discarded that nobody had accepted: a later one continues the same version. What that one does, and
-    what of this one is lost."""
+    """Why a job was discarded before it was accepted: a later job continues the same version. States what the later job
+    does, and which changes of this one are lost."""
     lost = _changes(Wanted.of(job.request)) if job.kind == "learn" else []
-    again = f"; {', '.join(lost)} is to be asked for again" if lost else ""
+    again = f"; ask again for {', '.join(lost)}" if lost else ""
     return f", because {later.who} began job {later.id}, which {_purpose(later)}{again}"
 
 
 def _purpose(job: JobRecord) -> str:
     if job.kind != "learn":
-        return "learns groups of unknown images by itself; what is labelled still waits"
+        return "learns groups of unknown images automatically; labelled images still wait"
     wanted = Wanted.of(job.request)
     learns = "learns all that is labelled" if wanted.only is None else f"learns {_some(wanted.only)}"
     if not (changes := _changes(wanted)):
         return learns
-    return f"is for {', '.join(changes)}" + (f" and {learns}" if wanted.examples else "; what is labelled still waits")
+    return f"is for {', '.join(changes)}" + (f" and {learns}" if wanted.examples else "; labelled images still wait")
 
 
 def _changes(wanted: Wanted) -> list[str]:

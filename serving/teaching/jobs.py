@@ -4,9 +4,9 @@
             -> discarded, if there was nothing to publish
             -> failed
 
-A job runs in a process of its own, which may be killed. It shows every few seconds that it lives; one that has not done
-so for long has failed. How long that is, every process that looks at a job measures for itself: clocks of servers may
-differ, and they may be set.
+A job runs in a separate process, which may be killed. It writes a heartbeat every few seconds, and counts as failed
+when the heartbeat stops. Every process measures with its own monotonic clock how long a heartbeat has not changed,
+because the clocks of servers may differ or be set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JobKind = Literal["learn", "group", "auto"]
 JobState = Literal["running", "done", "failed", "accepted", "discarded"]
 
 SHOWN_EVERY, LOST_AFTER = 2.0, 30.0
-"""Seconds between two signs of life of a job, and without one after which it counts as lost."""
+"""Seconds between two heartbeats of a job, and without one until it counts as lost."""
 PUBLISHED_WITHIN = 20.0
 """Seconds after its end in which a job that publishes itself is not discarded by the next one."""
 REPLACED = "replaced by a later job"
@@ -45,7 +45,7 @@ class JobBusyError(StoreError):
 
 
 class WrongStateError(StoreError):
-    """A job that is not in the state for this."""
+    """A job that is not in a state that allows this."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class JobRecord:
 
     @property
     def asks(self) -> bool:
-        """Whether its result is to be published by itself, and the gate does not object."""
+        """Whether its result is to be published automatically, and the gate does not object."""
         asked = self.state == "done" and self.candidate is not None and bool(self.request.get("accept"))
         return asked and bool(self.request.get("force") or (self.result or {}).get("gate", False))
 
@@ -85,7 +85,7 @@ class JobRecord:
 
 
 class _Look(NamedTuple):
-    """When a running job was first seen with this sign of life, by the clock that nobody sets."""
+    """When this process first saw a running job with this heartbeat, by the monotonic clock."""
 
     job: int
     seen_at: str
@@ -101,7 +101,7 @@ class Jobs:
         self._looking = threading.Lock()
 
     def start(self, kind: JobKind, who: str, base: str, request: dict[str, Any]) -> JobRecord:
-        """Begin a job and discard candidates that nobody has accepted; raises a JobBusyError while another job runs."""
+        """Begin a job and discard candidates that were not accepted; raises a JobBusyError while another job runs."""
         now = time.time()
         with self._database.writing() as connection:
             row = connection.execute(select(jobs).where(jobs.c.state == "running")).first()
@@ -211,12 +211,12 @@ class Jobs:
     def accept(self, job_id: int, who: str, labels: PublishedLabels) -> JobRecord:
         """Note that a job's candidate was published, in one transaction with the labels that follow it.
 
-        Whoever comes second changes nothing: the request that published it and one that found it published may meet.
+        The second call changes nothing: the request that published it and one that found it published may coincide.
         """
         return self._settle(job_id, "accepted", who, labels)
 
     def discard(self, job_id: int, who: str, reason: str = "") -> JobRecord:
-        """Discard a job that is done; to do it again changes nothing."""
+        """Discard a finished job; discarding it twice changes nothing."""
         return self._settle(job_id, "discarded", who, None, reason)
 
     def _settle(
@@ -246,7 +246,7 @@ class Jobs:
             connection.execute(update(jobs).where(own).values(values | {"ended_at": now, "seen_at": now}))
 
     def _is_lost(self, job_id: int, seen_at: float) -> bool:
-        """Whether a running job has shown no sign of life since this process saw it LOST_AFTER seconds ago.
+        """Whether the heartbeat of a running job has not changed since this process saw it LOST_AFTER seconds ago.
 
         A process that has just started waits as long, from its first look at a job.
         """
@@ -259,7 +259,7 @@ class Jobs:
             return now - look.first >= LOST_AFTER
 
     def _failed_as_lost(self, connection: Connection, job_id: int, seen_at: float) -> bool:
-        """Whether a running job is lost; it has failed by that, unless it has shown meanwhile that it lives."""
+        """Whether a running job is lost; if so, marks it as failed, unless its heartbeat has changed meanwhile."""
         if not self._is_lost(job_id, seen_at):
             return False
         own = (jobs.c.id == job_id) & (jobs.c.state == "running") & (jobs.c.seen_at == seen_at)

@@ -1,10 +1,10 @@
 """From a curriculum to what a bundle stores: the classifier of all classes, and per lesson a task and extensions.
 
 A lesson is learned as a task of a run is, from the statistics of everything before it. Examples of classes that are
-known already are added to the statistics of their class first. They get a detector of their own beside that of their
-task, because that one is frozen: it would go on calling images unknown that are far from what it has seen. It is
-learned from all further examples of a class, those of earlier lessons included, and takes the place of theirs: so there
-are never more of them than extended classes, however many lessons there are.
+known already are added to the statistics of their class first. They get a detector in addition to that of their task,
+because the latter is frozen and would still call images unknown that are far from its examples. The new detector is
+fitted to all further examples of a class, those of earlier lessons included, and replaces the earlier one. So there are
+never more such detectors than extended classes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENOUGH_SCORES = 8
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a curriculum has become, ready to answer."""
+    """The result of learning a curriculum, ready to answer."""
 
     curriculum: Curriculum
     taught: tuple[Taught, ...]
@@ -154,7 +154,7 @@ class _State:
         self.statistics.add(rows, ids)
 
     def note(self, examples: Examples, taught: Taught) -> None:
-        """What the lesson has changed beside the statistics."""
+        """The changes of the lesson, other than the statistics."""
         for label in taught.extends:
             self.further.setdefault(label, []).append(examples.vectors[label])
         self.memory, self.settings = taught.lesson.memory, taught.lesson.settings

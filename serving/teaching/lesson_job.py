@@ -46,7 +46,7 @@ class Shows(Protocol):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a learn job was asked for, beside learning what is labelled."""
+    """The request of a learn job: changes of classes and images, and which labelled examples are learned."""
 
     forget: tuple[str, ...] = ()
     rename: dict[str, str] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def changed(curriculum: Curriculum, wanted: Wanted) -> Curriculum:
 def with_labels(
     curriculum: Curriculum, store: Store, model: BundleModel, only: Sequence[str] | None, who: str, progress: Progress
 ) -> Curriculum:
-    """With one more lesson of what is labelled and not learned, and without what was withdrawn or relabelled since."""
+    """With one more lesson of new labelled examples, and without examples that were withdrawn or relabelled since."""
     labelled = {each.digest: each for each in store.examples() if each.label is not None}
     taught = curriculum.examples()
     if only is not None:

@@ -1,8 +1,8 @@
-"""A worker's part in teaching: starts jobs in processes of their own, publishes what they made, and goes back.
+"""A worker's part in teaching: starts jobs in separate processes, publishes their results, and rolls back.
 
-Whatever may be killed at any time is safe: labels and jobs are rows of the store, a bundle is complete on the shelf
-before it has a name, and the shelf's link changes in one step. What was published and not yet noted is noted later
-(`reconcile`).
+A process may be killed at any time: labels and jobs are rows of the store, a bundle is complete on the shelf before it
+gets its name, and the shelf's link changes in one step. A version that was published but not yet recorded is recorded
+later (`reconcile`).
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ class Teacher:
         if not (wanted.forget or wanted.rename or wanted.merge):
             pending = self.pending()
             if not pending.waiting and not pending.removed:
-                raise errors.NothingToLearnError(
-                    "nothing to learn", got="no example that waits", allowed="to label images first"
-                )
+                raise errors.NothingToLearnError("nothing to learn", got="no new example", allowed="label images first")
         return self.start("learn", who, {**asdict(wanted), "accept": accept, "force": force})
 
     def group(self, who: str) -> JobRecord:
@@ -174,7 +172,7 @@ class Teacher:
         try:
             job = self.jobs.discard(job_id, who, reason)
         except WrongState as error:
-            raise errors.JobStateError("nothing to discard", got=str(error), allowed="a job that is done") from None
+            raise errors.JobStateError("nothing to discard", got=str(error), allowed="a finished job") from None
         self._remove_candidate(job)
         return job
 
@@ -193,7 +191,7 @@ class Teacher:
         return published
 
     def versions(self) -> list[ShelvedVersion]:
-        """The bundles on the shelf, the newest first, without candidates that nobody has accepted."""
+        """The bundles on the shelf, the newest first, without candidates that were not accepted."""
         shelf = self._need_shelf()
         current = self._current_name()
         candidates = {job.candidate: job for job in self.jobs.not_accepted() if job.candidate != current}
@@ -214,9 +212,9 @@ class Teacher:
         return self._current_name(), None if previous is None else previous.name
 
     def reconcile(self) -> None:
-        """Complete what a process that was killed has left: note what it had published, and publish what it was to.
+        """Complete the work of killed processes: record what they had published, and publish results that are due.
 
-        Publishing takes a while, so it is done in a thread of its own.
+        Publishing takes a while, so it is done in a separate thread.
         """
         if self._served_by_all():
             self._note_published()
@@ -225,12 +223,12 @@ class Teacher:
                 threading.Thread(target=self._accept_asked, args=(job,), name="teaching", daemon=True).start()
 
     def _served_by_all(self) -> bool:
-        """Whether every worker answers by the current version, as whoever sees that a job is accepted expects."""
+        """Whether every worker serves the current version, which callers expect of an accepted job."""
         served = (self._need_shelf().folder / self._current_name()).resolve()
         return all(worker.path == served for worker in self._swaps.status().workers)
 
     def refusal(self, job: JobRecord) -> str | None:
-        """Why a job that is done will not be published by itself; None if it may be."""
+        """Why a finished job will not be published automatically; None if it may be."""
         if not (job.request.get("force") or (job.result or {}).get("gate", False)):
             return f"the gate objects, because {objections(job)}"
         if self._current_name() not in (job.base, job.candidate):
@@ -245,7 +243,7 @@ class Teacher:
                 self._note(job, job.who)
 
     def start(self, kind: JobKind, who: str, request: dict[str, Any]) -> JobRecord:
-        """Start a job in a process of its own."""
+        """Start a job in a separate process."""
         self._note_published()
         waiting = self.jobs.waiting() if kind != "group" else []
         try:
@@ -263,10 +261,10 @@ class Teacher:
         return job
 
     def _watch(self, job: JobRecord, child: subprocess.Popen[bytes]) -> None:
-        """Wait for a job's process, and publish what it made if that was asked for."""
+        """Wait for a job's process, and publish its result if that was requested."""
         try:
             while (code := exit_code(child)) is None:
-                # On a busy machine it may take long until the process can show by itself that it lives.
+                # On a busy machine it may take long until the process writes its first heartbeat.
                 with contextlib.suppress(StoreError):
                     self.jobs.keep_alive(job.id)
             if code != 0:
@@ -279,7 +277,7 @@ class Teacher:
             log.exception("job %d could not be followed", job.id)
 
     def _accept_asked(self, job: JobRecord) -> None:
-        """Accept a job that was asked to publish its result by itself; each worker tries it once."""
+        """Accept a job whose result is to be published automatically; each worker tries it once."""
         with self._lock:
             if job.id in self._tried:
                 return
@@ -302,7 +300,7 @@ class Teacher:
             outcome = swap.result(SWAP_SECONDS)
         except TimeoutError:
             got = f"a swap of more than {SWAP_SECONDS:g} seconds"
-            raise errors.DeadlineError("the swap goes on", got=got, allowed="/admin/status shows its end") from None
+            raise errors.DeadlineError("the swap is still running", got=got, allowed="poll /admin/status") from None
         return PublishedVersion(outcome.state.serving.version, before, outcome.changed, len(outcome.workers))
 
     def _check_base(self, job: JobRecord) -> None:
@@ -314,11 +312,11 @@ class Teacher:
         raise errors.TeachChangedError(
             "another version is served by now",
             got=f"{changed}; the job continues {job.base}",
-            allowed="to learn again, which keeps both",
+            allowed="learn again, which keeps both changes",
         )
 
     def _since(self, job: JobRecord) -> str:
-        """Who began another lesson after a job that nobody had accepted, which was discarded by that."""
+        """Who began the later lesson that discarded a job before it was accepted; empty if there is none."""
         later = self.jobs.replacing(job) if job.state == "discarded" else None
         return "" if later is None else replaced(job, later)
 
@@ -330,7 +328,7 @@ class Teacher:
         what = f"{manifest.version}: {described(job)}{objected}"
         renamed = {**wanted.relabel, **wanted.rename, **wanted.merge}
         if wanted.delete:
-            # Before the job is noted: whoever is killed between both does both again (`reconcile`).
+            # Before the job is recorded, so that after a kill in between `reconcile` repeats both.
             self.store.delete(wanted.delete, who)
         self.jobs.accept(job.id, who, PublishedLabels(wanted.forget, renamed, manifest.labels, what))
 

@@ -1,12 +1,12 @@
-"""What a lesson would change, measured before it is served: on its examples, on earlier classes, on waiting unknowns.
+"""Measures what a lesson would change before it is served: for its examples, earlier classes and unlabelled images.
 
-No image of the run is at hand. Its classes are judged by stand-ins (`ClassFactor.stand_ins`), vectors with the same
+No image of the run is available. Its classes are judged by stand-ins (`ClassFactor.stand_ins`), vectors with the same
 mean and covariance as their images. Examples and stand-ins are left out of the statistics one by one, before the lesson
-and after it: an image that has shaped the statistics would always be recognised. The same vectors are judged as known
+and after it: an image that is part of the statistics would always be recognised. The same vectors are judged as known
 or unknown before and after. The gate is that of publishing (`serving/bundle/old_classes.py`): no class loses too many
 of its images to other classes, and no larger share than alpha of what was known becomes unknown.
 
-Adapters are left out of it, because they cannot be learned without one image in closed form.
+Adapters are not part of the comparison, because they have no closed form from which a single image can be left out.
 """
 
 from __future__ import annotations
@@ -232,9 +232,9 @@ def _compare(earlier: LeftOutAnswers, later: LeftOutAnswers) -> OldClasses:
 
 
 def _lost_known(earlier: LeftOutAnswers, after: Knowledge, rules: tuple[Rule, Rule]) -> LostKnown:
-    """What becomes unknown of the images of classes that both have, by the detectors, which have seen them.
+    """The images of classes in both models that become unknown, by detectors that were fitted to these images.
 
-    Examples that are taken out of the model are not counted: nobody wants them to be known.
+    Examples that the lesson removes are not counted, because they are not supposed to stay known.
     """
     evidence, kept = earlier.evidence, set(after.curriculum.examples())
     rows = [

@@ -1,4 +1,4 @@
-"""A job, in a process of its own: `python -m serving.teaching.work JOB`, started by a worker of a server.
+"""A job in a separate process: `python -m serving.teaching.work JOB`, started by a worker of a server.
 
 It learns or groups with what the store and the shelf have, and stores the result. Its memory is returned when it ends,
 its low priority leaves the processors to requests, and nothing waits for it.

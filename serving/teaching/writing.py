@@ -46,7 +46,7 @@ from serving.teaching.errors import TeachError
 from serving.teaching.learning import Knowledge
 
 UNFINISHED, ABANDONED = ".teaching.", 3600.0
-"""How the folders of unfinished bundles are called, and the seconds after which nobody writes to one any more."""
+"""Prefix of the folders of unfinished bundles, and the seconds after which one counts as abandoned."""
 
 
 @dataclass(frozen=True)

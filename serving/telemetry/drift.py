@@ -33,8 +33,8 @@ from typing import NamedTuple
 EVERY = 10_000_000
 """By default, false alarms are at least this many images apart on average: at most 1 % in 100,000 images."""
 SCORE, BRIGHTNESS = 0, 1
-"""What is watched of an image: its unknown score, and its mean pixel in 0..255. A model that was learned with images of
-different brightness hardly notices that a lamp has failed, and people want to know."""
+"""The quantities that are tested: the unknown score of an image, and its mean pixel in 0..255. The scores of a model
+that was learned with images of different brightness hardly change when a lamp fails, so brightness is tested too."""
 EDGES = (
     (
         *(-math.log10(1 - step / 40) for step in range(1, 40)),
@@ -46,11 +46,11 @@ EDGES = (
 )
 """Where bins of each end. Of the unknown score: even steps of the p-value first, then of its logarithm."""
 CHANGES = (("less familiar", "more familiar"), ("brighter", "darker"))
-"""What images have become if each has risen, and if it has fallen."""
+"""The change to report if each quantity has risen, and if it has fallen."""
 POWERS = (0.25, 0.5, 0.75)
 """Betting functions k p^(k - 1), which win if p-values are small, and the same of 1 - p."""
 BETS = 2 * len(POWERS)
-"""Betting functions for each that is watched."""
+"""Betting functions per quantity."""
 LEAST_P = 1e-12
 EXAMPLES, RECENT, ALARMS = 6, 256, 8
 """Images that an alarm names, the last images that they are chosen from, and alarms that a worker remembers."""
@@ -81,7 +81,7 @@ class Alarm(NamedTuple):
     task: str
     """The number of a task, or "all"."""
     change: str
-    """What the images have become, one of CHANGES."""
+    """The change of the images, one of CHANGES."""
     at: float
     """When it was noticed, in seconds since 1970."""
     since: float
@@ -113,7 +113,7 @@ class Reference:
 
 
 def bets(p_value: float) -> list[float]:
-    """What each betting function multiplies its stake by: those for small p-values first, then those for large ones."""
+    """The factor of the stake of each betting function: first those for small p-values, then those for large ones."""
     low, high = math.log(max(p_value, LEAST_P)), math.log(max(1 - p_value, LEAST_P))
     return [power * math.exp((power - 1) * side) for side in (low, high) for power in POWERS]
 

@@ -1,4 +1,4 @@
-"""What a worker's drift tests have found: in the metrics, in the log, and for the other workers of the server.
+"""Publishes the results of a worker's drift tests: in the metrics, in the log, and to the other workers of the server.
 
 Workers publish their state once per second in the folder that their metrics are in, so that each of them can report for
 all. Starting a server empties that folder.

@@ -141,7 +141,7 @@ class ManyStreams:
 
 
 def _stakes(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each betting function multiplies its stake by [betting functions, streams, images]."""
+    """The factor of the stake of each betting function [betting functions, streams, images]."""
     sides = [np.log(np.maximum(side, LEAST_P)) for side in (p_values, 1 - p_values)]
     return np.stack([power * np.exp((power - 1) * side) for side in sides for power in POWERS])
 

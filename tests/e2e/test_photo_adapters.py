@@ -36,7 +36,7 @@ from training.compare_scores import main as compare
 from training.diagnose import main as diagnose
 from training.evaluate import main as evaluate
 from training.learn import pooled_learner
-from training.learn.adapters import learner, state
+from training.learn.adapters import adapter_learner, state
 from training.learn.adapters.choice import Candidate, Choice, JudgedAdapters, choose
 from training.store.checkpoint import read_config
 from training.store.history import History
@@ -150,7 +150,7 @@ def test_a_run_that_dies_again_and_again_ends_the_same(
 ) -> None:
     """It dies in both steps of an adapter and between tasks. It is also the same to the bit as a run that was taught
     its last task later, and that wrote no checkpoint between epochs."""
-    monkeypatch.setattr(learner, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(adapter_learner, "CHECKPOINT_SECONDS", 0.0)
     run = tmp_path / "run"
     words = ["--data", str(line.photos), "--tasks", f"{TASKS}; dots", *SMALL, "--out", str(run)]
     with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +169,7 @@ def test_a_run_that_dies_again_and_again_ends_the_same(
 def test_photos_that_changed_while_a_task_is_half_learned_are_refused(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(learner, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(adapter_learner, "CHECKPOINT_SECONDS", 0.0)
     photos, run = Path(shutil.copytree(line.photos, tmp_path / "photos")), tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         raise_at_call(patch, pooled_learner, "save", 2)
@@ -194,13 +194,13 @@ def test_files_of_earlier_tasks_stay_as_they_are(line: Line, grown: Path, tmp_pa
 # ---- what else a run can be
 
 
-def test_adapters_that_do_not_earn_their_place_are_left_out(
+def test_adapters_that_do_not_improve_accuracy_are_left_out(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(state, "choose", lambda judged, most: replace(choose(judged, most), weight=0.0))
     assert evaluate([str(line.run)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Adapters did not earn their place, so statistics alone decide" in printed
+    assert "Adapters did not improve accuracy enough, so statistics alone decide" in printed
     assert "% of the learning, which --quick saves" in printed
     assert export([str(line.run), "--out", str(tmp_path / "bundle")]) == 0
     bundle = load_bundle(tmp_path / "bundle")

@@ -55,7 +55,7 @@ def exported(request: pytest.FixtureRequest) -> Exported:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with validation images at hand."""
+    """A run with available validation images."""
     network = learned("hat", "convnet")
     return put_run(monkeypatch, tmp_path / "run", run_of(network), evidence_for(network))
 

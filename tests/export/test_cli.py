@@ -189,7 +189,7 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
     [
         (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
         (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
-        (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: those of the usage"),
+        (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: see the usage line"),
         (
             ["predict", "--explain", "pgn", "b"],
             "argument --explain: got 'pgn'; allowed: true, png; did you mean 'png'?",
@@ -300,7 +300,8 @@ def imported_by(module: str) -> set[str]:
 def test_a_run_is_opened_without_the_rest_of_training(module: str) -> None:
     commands = {"fit", "evaluate", "discover", "diagnose", "compare_scores", "report_page", "study", "plan", "presets"}
     unneeded = {f"training.{name}" for name in commands} | {"training.measure.evaluation"}
-    loop = {"features", "head", "losses", "optimizers", "augment", "learner", "adapters.learner", "adapters.learning"}
+    adapters = {"adapters.adapter_learner", "adapters.adapter_training"}
+    loop = {"features", "head", "losses", "optimizers", "augment", "learner", *adapters}
     unneeded |= {f"training.learn.{name}" for name in loop}
     unneeded |= {"matplotlib", "jinja2", "rich.console"}
     if module == "training.run":

@@ -262,7 +262,7 @@ def test_a_coarser_precision_is_refused_without_validation_images(
 ) -> None:
     folder = put_run(monkeypatch, tmp_path / "run", run_of(learned("hat", "convnet")))
     error = assert_nothing_is_written([str(folder), "--precision", precision], tmp_path / "place", capsys)
-    assert error == f"error: {precision}: no validation image is at hand to verify it; give their place with --data\n"
+    assert error == f"error: {precision}: no validation image is available to verify it; give their place with --data\n"
 
 
 # ---- a coarser precision against fp32

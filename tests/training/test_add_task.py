@@ -188,7 +188,7 @@ def test_an_added_task_that_is_killed_is_resumed(number: int, copied: Path, whol
         (["--add-task", " ; "], "every task needs at least one class"),
         (["--add-task", ""], "every task needs at least one class"),
         (["--add-task", "three", "--data", "/nowhere"], "/nowhere: no such folder"),
-        (["--add-task", "three", "--resume"], "--resume and --add-task exclude each other; allowed: one of them"),
+        (["--add-task", "three", "--resume"], "--resume and --add-task exclude each other; allowed: only one of them"),
         (["--add-task", "three", "--seed", "1"], "config.json: leave out --seed"),
         (["--add-unknowns", "elsewhere"], "--add-unknowns elsewhere names the run: leave out --out"),
     ],

@@ -14,9 +14,9 @@ from training.data.originals import FileOriginal
 from training.data.reader import Read, Reader
 
 TEST_FOLDERS = ("test", "val", "validation")
-"""Names of the folder of test images beside train/; the first that exists is used."""
+"""Names of the folder of test images next to train/; the first that exists is used."""
 MANY = 1000
-"""The number of files from which on reading is announced, because it takes a while."""
+"""From this number of files on, reading is announced, because it takes a while."""
 NOWHERE = "a broken link, or not a file"
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def read_folder(root: Path, reader: Reader) -> Read:
 def _list_folder(root: Path) -> tuple[list[FileOriginal], list[str]]:
     """The files of every class folder, and the class of each."""
     for path in entries(root):
-        # Other files beside class folders are ignored, but a broken link was probably meant as a class.
+        # Other files next to class folders are ignored, but a broken link was probably meant as a class.
         if path.is_symlink() and not path.exists():
             log.warning("skipped %s: %s", path, NOWHERE)
     files, labels = [], []

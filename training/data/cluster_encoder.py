@@ -10,7 +10,7 @@ from typing import Any
 from models.trunks.trunk import Trunk
 from serving.bundle.cluster import Cluster, ClusterError, resolved
 from serving.bundle.sections import ImageSpec
-from training.data.encoding import Encoded, ImageEncoder, Place, View, chunk_size, open_trunk_session, run_session
+from training.data.image_encoder import Encoded, ImageEncoder, Place, View, chunk_size, open_trunk_session, run_session
 from training.data.images import DataError
 from training.data.originals import Original
 from training.data.threads import chunked

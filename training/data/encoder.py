@@ -21,7 +21,7 @@ from serving.bundle.providers import CPU
 from serving.bundle.sections import ImageSpec
 from training.data.cache import Cache
 from training.data.cluster_encoder import ClusterEncoder
-from training.data.encoding import (
+from training.data.image_encoder import (
     PLAIN,
     Encoded,
     ImageEncoder,

@@ -1,4 +1,4 @@
-"""Which images a source has, and how they are divided, before there is a trunk to encode them."""
+"""Lists the images of a source, and how they are divided, before there is a trunk to encode them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK = 64
 
 
 class Finder:
-    """Takes every image for one that can be read, and reads none: to count images before anything is done."""
+    """Assumes that every image is readable and opens none: counts the images before any work is done."""
 
     def read(self, originals: Sequence[Original], labels: Sequence[str]) -> Read:
         images = _listed(originals, labels, range(len(originals)))
@@ -29,7 +29,7 @@ class Finder:
 
 
 class Lister:
-    """Decodes every image as an encoder would, and keeps where it is instead of its pixels.
+    """Decodes every image as an encoder would, and keeps its location instead of its pixels.
 
     An encoder finds the same images in the same order with the same digests, so both divide them alike.
     """

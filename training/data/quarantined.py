@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a quarantine: its database, and its image files if they are not beside it."""
+    """The address of a quarantine: its database, and its image files if they are not next to it."""
 
     url: str
     images: str | None = None
@@ -213,7 +213,7 @@ class StoredOriginal:
         return f"image {self.number} of the quarantine"
 
     def stamp(self) -> bytes | None:
-        return None  # numbers are used again if a database is created anew
+        return None  # numbers are reused if the database is created again
 
     def content(self) -> bytes:
         if self.shared.store is not None:

@@ -13,11 +13,11 @@ from training.data.quarantined import QUARANTINE, Address, load_unknowns
 
 if TYPE_CHECKING:
     from training.data.encoder import Encoder
-    from training.data.encoding import View
+    from training.data.image_encoder import View
 
 
 class Sources:
-    """Each source is read once, when it is first needed; a missing one is an error only for those who need it."""
+    """Each source is read once, when it is first needed; a missing source is an error only where it is needed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Sources:
         return self._encoder.views(images, view, name)
 
     def test_images(self) -> tuple[Source, list[str]]:
-        """The test images of all lessons that are at hand, and the reasons why others are not."""
+        """The test images of all lessons that are available, and the reasons why others are not."""
         found: list[tuple[Lesson, Source]] = []
         missing = []
         for lesson in self.config.lessons:

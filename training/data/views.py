@@ -18,7 +18,7 @@ from PIL import Image
 from serving.bundle.pixels import to_pixels
 from serving.bundle.sections import ImageSpec
 from training.config import Augmentation
-from training.data.encoding import View
+from training.data.image_encoder import View
 from training.data.images import Images
 from training.host.seeds import seed_from
 
@@ -48,7 +48,7 @@ def in_rotations(images: Images, rotations: int, encode: Encode, name: str) -> N
 
 
 def augmented_view(number: int, seed: int, rotations: int, how: Augmentation) -> View:
-    """The `number`-th augmentation of a photo: mirrored or not, in each rotation, and each of these changed anew."""
+    """The `number`-th augmentation of a photo: mirrored or not, in each rotation, with other random changes in each."""
     settings = hashlib.sha256(repr(how).encode()).hexdigest()[:8]
     name = f"csi{number}-{rotations}-{seed}-{settings}"
     return View(name, partial(_augmented, seed_from(seed, name), rotations, how), rotations)

@@ -48,7 +48,8 @@ def prepare(device: torch.device) -> torch.device:
         torch.set_flush_denormal(True)
         with contextlib.suppress(OSError, AttributeError):  # C libraries other than glibc have no mallopt
             libc = ctypes.CDLL(None)
-            # Any of these calls stops the threshold from growing by itself, so the others would harm without the first.
+            # Setting any threshold disables glibc's own adjustment, so the others are set only if the first call
+            # succeeds.
             if any(libc.mallopt(M_MMAP_THRESHOLD, size) for size in MMAP_THRESHOLDS):
                 libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
                 libc.mallopt(M_TOP_PAD, 64 << 20)

@@ -1,4 +1,4 @@
-"""Augmented views for training: a whole batch at once, on its device, with random numbers of their own per image."""
+"""Augmented views for training: a whole batch at once, on its device, with separate random numbers for each image."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TRIES = 10
 Draw = Callable[[], Tensor]
 """Returns new random numbers in [0, 1), one per image [n]."""
 Change = Callable[[Tensor, Augmentation, Draw], Tensor]
-"""Images [n, ...] -> the same, each changed by random numbers of its own."""
+"""Images [n, ...] -> the same, each changed with separate random numbers."""
 
 
 def rotated_views(
     images: Tensor, local_classes: Tensor, classes: int, how: Augmentation, views: int, share: Share | None = None
 ) -> tuple[Tensor, Tensor]:
     """[n] images -> [4 * views * n]: `views` of each, mirrored or not, in four rotations, and each of these augmented;
-    every rotation of a class is a class of its own.
+    every rotation of a class is a separate class.
 
     If the images are a `share` of a joint batch, each is changed as it would be within the whole batch.
     """

@@ -22,7 +22,7 @@ from training.data.class_folders import TEST_FOLDERS, entries, subfolders
 from training.data.encoder import Encoder
 from training.data.images import TEST_SHARE, Source
 from training.data.originals import FileOriginal, Original
-from training.learn.adapters.forecast import AdapterForecast, forecast_adapters
+from training.learn.adapters.adapter_forecast import AdapterForecast, forecast_adapters
 from training.show.console import Reporter
 
 MEASURING = "measuring"
@@ -92,7 +92,7 @@ def announce(
     some = [originals[place] for place in np.linspace(0, len(originals) - 1, SAMPLED).astype(int)] if originals else []
     each = encoder.seconds_per_image(some)
     missing = photos.number if before else encoder.missing(originals) + photos.stored
-    # Of the added tasks of a run, the first task decided; this is an estimate.
+    # An estimate: in a run with added tasks, the first task has determined the projection.
     projection = projection_for(encoder.spec.dim, photos.taught / max(expected.classes, 1))
     length, tasks = projection.length, expected.tasks
     per_task = seconds_to_learn(projection, photos.taught // max(tasks, 1))
@@ -167,7 +167,7 @@ def seconds_to_learn(projection: Projection, images: int) -> float:
 
 
 def multiplications(projection: Projection, images: int) -> float:
-    """What it takes to factorise the matrices of a task, and to solve them for its images."""
+    """The number of multiplications to factorise the matrices of a task, and to solve them for its images."""
     solves = ((projection.dim, SOLVES - EXPANDED_SOLVES), (projection.length, EXPANDED_SOLVES))
     rows = min(images, MOST)
     return sum(count * (length**3 / 3 + rows * length**2) for length, count in solves)

@@ -137,8 +137,8 @@ class Learner:
         return found
 
     def _changes(self, before: str, after: str, sources: Sources) -> str:
-        """What another decision changes: for the images of all tasks that are held back and still at hand, and for
-        those that only measurements are stored of."""
+        """Describes what another decision changes, for held-back images that are still available and for images of
+        which only measurements are stored."""
         config, alpha, images = self.config, self.config.preset.alpha, []
         for task in range(len(self.network.heads)):
             # Images of earlier tasks may be gone: learning another task does not need them.

@@ -68,7 +68,7 @@ def make_plan(chosen: argparse.Namespace, reporter: Reporter | None = None) -> T
     if not given or only_encoded:
         return _new_run(folder, chosen, reporter)
     if len(given) > 1:
-        raise RunError(f"{' and '.join(given)} exclude each other; allowed: one of them")
+        raise RunError(f"{' and '.join(given)} exclude each other; allowed: only one of them")
     if settled := [f"--{name.replace('_', '-')}" for name in SETTLED if getattr(chosen, name) is not None]:
         raise RunError(f"{given[0]} keeps the settings of {folder}/config.json: leave out {', '.join(settled)}")
     if chosen.resume:
@@ -126,7 +126,7 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
             f"{folder} already holds a run: continue with --resume, teach it more with --add-task, or use another --out"
         )
     if chosen.tasks is not None and chosen.classes_per_task is not None:
-        raise RunError("--tasks and --classes-per-task exclude each other; allowed: one of them")
+        raise RunError("--tasks and --classes-per-task exclude each other; allowed: only one of them")
     request, data = chosen_trunk(chosen), _place(chosen.data)
     if request is None:
         _check_no_ray(chosen)

@@ -21,7 +21,7 @@ from training.data.images import Images, Source, join
 from training.data.sources import Sources
 from training.host.distributed import is_main
 from training.host.seeds import seed_from
-from training.learn.adapters.learner import AdapterLearner
+from training.learn.adapters.adapter_learner import AdapterLearner
 from training.learn.adapters.views import AdapterData
 from training.learn.pooled_state import PooledState
 from training.show.console import Reporter

@@ -45,7 +45,7 @@ class PooledState:
 
     @property
     def earlier(self) -> list[EarlierTask]:
-        """What stays of every task for ever."""
+        """The parts of every task that never change after it was learned."""
         return [EarlierTask(*pair) for pair in zip(self.detectors, self.rules, strict=True)]
 
     def decider(self, alpha: float) -> PooledDecider:

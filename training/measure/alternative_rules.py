@@ -77,7 +77,7 @@ class FittedRule(NamedTuple):
 
 
 class ValidationImages(NamedTuple):
-    """Validation images [n, height, width, channels] of all tasks whose images are at hand, with their classes [n]."""
+    """The available validation images [n, height, width, channels] of all tasks, with their classes [n]."""
 
     pixels: NDArray[np.uint8]
     class_ids: NDArray[np.integer[Any]]

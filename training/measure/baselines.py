@@ -1,9 +1,9 @@
-"""Classifiers that need no learning, to compare a run with: what a method is worth is what it adds to them.
+"""Baselines without learning, to compare a run with: the value of a method is its gain over them.
 
-Each of them is as class-incremental as a run. A class is fitted to its own training images alone, in closed form, and
-never again; no image is stored. All classes are compared in the same space, so the nearest one of all tasks is the
-answer. Known or unknown is decided by the rule that is served: the rank of a task's smallest distance among those of
-its own images that nothing was fitted to.
+They are class-incremental, as a run is. A class is fitted once, in closed form, to its own training images only, and no
+image is stored. All classes are compared in the same space, so the answer is the nearest class of all tasks. Known or
+unknown is decided by the rule that is served: the rank of a task's smallest distance among those of its own held-out
+images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paper's theorems on a run: the bound of each on the loss of an image, beside the measured loss."""
+"""The paper's theorems on a run: the bound of each on the loss of an image, compared with the measured loss."""
 
 from dataclasses import dataclass
 from typing import Any

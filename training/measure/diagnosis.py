@@ -67,7 +67,7 @@ class Diagnosis:
     whole: TaskDiagnosis
     tasks: tuple[TaskDiagnosis | None, ...]
     detector: str
-    """What P'_k is."""
+    """The formula of P'_k, as text."""
     detectors: tuple[DetectorNats, ...]
     bounds: tuple[BoundCheck, ...]
     task_confusions: tuple[Confusion, ...]

@@ -43,7 +43,7 @@ class TaskDetectors(NamedTuple):
     """P'_k of every task for the known images, under one decision rule."""
 
     formula: str
-    """What P'_k is, for people."""
+    """The formula of P'_k, as text."""
     probabilities: DetectorProbabilities
     temperatures: theory.Floats | None = None
     """tau_k [T] if TP_k is P'_k ** (1 / tau_k) / sum (near 0: the largest takes all); None if TP is made otherwise."""
@@ -51,7 +51,7 @@ class TaskDetectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The test images of a run that are at hand, and the outputs of its network for them."""
+    """The test images of a run that are available, and the outputs of its network for them."""
 
     run: Run
     known: Images
@@ -154,7 +154,7 @@ def evaluate(
     rule: AlternativeRule | None = None,
     other_unknown: Images | None = None,
 ) -> Evaluation:
-    """Run the network on the test images that are at hand; a warning names those that are not.
+    """Run the network on the test images that are available; a warning names those that are not.
 
     Unknown are the images of classes that no task has, or `other_unknown`. Without `rule` the served rule decides.
     """

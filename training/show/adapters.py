@@ -29,7 +29,7 @@ def verdict_on(gain: Mapping[str, Any]) -> str:
         used = f"Adapters sharpen the classes within each task{turns}, with weight {gain['best_weight']:g}"
         return f"{used}: {change}. {cost}."
     return (
-        f"Adapters did not earn their place, so statistics alone decide and a bundle has no adapters: {change}. "
+        f"Adapters did not improve accuracy enough, so statistics alone decide and a bundle has no adapters: {change}. "
         f"{cost}, which --quick saves."
     )
 

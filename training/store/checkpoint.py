@@ -87,7 +87,7 @@ def save(
     buffer: Buffer | None = None,
     pooled: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write the checkpoint; the previous one is kept beside it. `pooled` are the arrays of pooled statistics."""
+    """Write the checkpoint; the previous one is kept next to it. `pooled` are the arrays of pooled statistics."""
     tensors = {} if network is None else {NETWORK + name: value for name, value in network.state_dict().items()}
     tensors |= {
         POOLED + name: torch.from_numpy(np.require(value, requirements=["C", "W"]))

@@ -1,4 +1,4 @@
-"""A task's detector: how far an image is from each of the task's classes, computed in the same way for ever."""
+"""A task's detector: the distance of an image from each of the task's classes, which never changes later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.bundle.pooled.classifier import Floats, checked, expanded
-from serving.bundle.pooled.halves import restored, rounded, stored
+from serving.bundle.pooled.float16_rows import restored, rounded, stored
 from serving.bundle.pooled.projection import Projection
 from serving.bundle.pooled.settings import Standardised
 from serving.bundle.pooled.solution import Solution
@@ -51,7 +51,7 @@ class Detector:
             weights[:, :dim] -= factor * lda.weights[columns]
             bias -= factor * lda.bias[columns]
             if each.name == "lda":
-                # Of the term that classes have in common, (x - m / 2)' S_w^-1 m, what does not depend on x is constant.
+                # (x - m / 2)' S_w^-1 m, which all classes share: the part with x, and the constant.
                 weights[:, :dim] -= factor * lda.pull
                 bias -= factor * (lda.center @ lda.pull) / 2
             else:

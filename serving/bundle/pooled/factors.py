@@ -1,4 +1,4 @@
-"""What each class adds to pooled statistics, kept apart so that a class can be taken out exactly.
+"""The contribution of each class to pooled statistics, stored separately so that a class can be removed exactly.
 
 Per class: the number of images, the sum of their vectors phi(x), and a factor R with R'R = sum (phi - mean)(phi -
 mean)' over the images of the class. R comes from a QR decomposition: its rows are mixtures of all images of the class,
@@ -6,7 +6,7 @@ and no vector of a single image is stored, unless a class has only one or two. A
 has images, and at most as many as a vector has numbers, 4 bytes each: 30 images with vectors of 1,792 numbers take 208
 kB.
 
-The Gram matrix of `Statistics` is the sum over these factors, so that taking a class out is leaving its factor out.
+The Gram matrix of `Statistics` is the sum over these factors, so that a class is removed by leaving its factor out.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class ClassFactor:
         return mean
 
     def stand_ins(self, most: int, seed: int) -> Doubles:
-        """Vectors [n, length] in place of the images of the class: the same number, sum and Gram matrix, mixed anew.
+        """Synthetic vectors [n, length] with the same count, sum and scatter matrix as the images of the class.
 
-        They show where images of the class lie, although no image is at hand. At most `most` of them are returned; for
-        a class of more than EXACT images they are drawn with its mean and covariance.
+        They stand for the images where no image is available. At most `most` of them are returned. For a class of more
+        than EXACT images they are drawn from a normal distribution with its mean and covariance.
         """
         generator = np.random.default_rng(seed)
         rows = self.rows.astype(np.float64)

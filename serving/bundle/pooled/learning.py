@@ -49,7 +49,7 @@ Ids = NDArray[np.integer[Any]]
 
 
 class EarlierTask(NamedTuple):
-    """What stays of a task for ever."""
+    """The parts of a task that never change after it was learned."""
 
     detector: Detector
     rule: TaskRule
@@ -60,16 +60,16 @@ class EarlierTask(NamedTuple):
 
 
 class LearnedTask(NamedTuple):
-    """What is known after one more task."""
+    """The result of learning one more task."""
 
     statistics: Statistics
     """Sums over the images of all tasks."""
     memory: ChoiceMemory
-    """What the next task needs to choose settings again."""
+    """The measurements by which the next task chooses settings again."""
     classifier: PooledClassifier
     """The classifier of all tasks; its last columns are the new task's."""
     detector: Detector
-    """The distances from the new task's classes, which stay as they are for ever."""
+    """The detector of the new task's classes, which never changes later."""
     rule: TaskRule
     """The new task's own scores, by the detector."""
 
@@ -197,7 +197,7 @@ def task_probabilities(logits: Array, earlier: Sequence[EarlierTask], classes: i
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     counts = [*(len(task.detector.class_ids) for task in earlier), classes]
     starts = np.cumsum([0, *counts[:-1]])
-    # Of classes whose task is not given, nothing is known.
+    # Classes whose task is not in `earlier` are left out.
     sums = np.add.reduceat(exponentials[:, -sum(counts) :], starts, axis=1)
     probabilities: Array = sums / sums.sum(axis=1, keepdims=True)
     return probabilities

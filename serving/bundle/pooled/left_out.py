@@ -1,4 +1,4 @@
-"""What the classifiers do with images of a task that were left out of the statistics, without solving them anew.
+"""The outputs of the classifiers for images that were left out of the statistics, without fitting them again.
 
 Leaving images out of sums is a subtraction, and changes the matrix of a classifier by as many rank-one terms as there
 are images. So each matrix is factorised once, with all images in it. Everything that follows for the left-out ones are
@@ -93,7 +93,7 @@ class LeftOut:
 class LeftOutDiscriminant:
     """Linear discriminant analysis without some images, by inner products u' S_w^-1 v of class means and images.
 
-    The diagonal that the covariance is shrunk towards stays that of all images, beside a scatter matrix without a fold.
+    The covariance is shrunk towards the diagonal of all images, also where its scatter matrix leaves out a fold.
     """
 
     def __init__(self, images: LeftOut, shrinkage: float, *, alone: bool = False) -> None:

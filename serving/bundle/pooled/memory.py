@@ -1,7 +1,8 @@
-"""What later tasks need of earlier ones to choose settings again: sums over left-out images, and no vector of any.
+"""Stored measurements by which settings are chosen again after later tasks: sums over left-out images, no vectors.
 
-The images of earlier tasks are gone when a task is learned. What was measured on them, while they were at hand and left
-out of the statistics, is kept as one sum per candidate. The candidate with the best sum over all tasks is chosen.
+The images of earlier tasks are no longer available when a task is learned. Measurements were taken while each image was
+left out of the statistics, and are stored as one sum per candidate. The candidate with the best sum over all tasks is
+chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ChoiceMemory:
-    """What was measured on the left-out images of all tasks so far."""
+    """Measurements on the left-out images of all tasks so far."""
 
     cross_entropies: Sums = field(default_factory=lambda: np.zeros(GRID))
     """For every candidate of the classifier: nats, summed over images."""

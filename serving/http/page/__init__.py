@@ -1,6 +1,6 @@
 """The web page, the API reader (/docs), the files of both (/page), and sample images.
 
-Samples are the small PNG and JPEG files in the folder OPENWORLD_SAMPLES, by default `samples` beside the bundle. The
+Samples are the small PNG and JPEG files in the folder OPENWORLD_SAMPLES, by default `samples` next to the bundle. The
 folder is read at every request, so it may be filled while the server runs; without it the page shows no samples.
 """
 
@@ -25,7 +25,7 @@ PART = re.compile(r" *<!-- (part-[a-z]+\.html) -->\n")
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 MAX_SAMPLES, MAX_SAMPLE_BYTES = 24, 512 * 1024
 
-# Requested again at every visit and answered with 304 while unchanged: an upgrade never meets an old script.
+# Browsers revalidate at every visit (304 while unchanged), so that no old script runs after an upgrade.
 FRESH = {"Cache-Control": "no-cache"}
 
 

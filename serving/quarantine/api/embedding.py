@@ -1,4 +1,4 @@
-"""The map of the quarantine: the places of its images beside those of the learned classes."""
+"""The map of the quarantine: the places of its images among those of the learned classes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ CACHED = {"cache-control": "private, max-age=3600", "cross-origin-resource-polic
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(4, "unknowns")
-"""A pool of its own: a database that hangs must not hold up other routes."""
+"""A separate thread pool: a database that hangs must not delay other routes."""
 
 
 class GroupsQuery(ApiModel):
@@ -122,7 +122,7 @@ async def unknown_groups(request: Request, query: Annotated[GroupsQuery, Query()
 
 @router.get("/map", response_model=schemas.EmbeddingMap)
 async def unknown_map(request: Request, query: Annotated[MapQuery, Query()]) -> Response:
-    """All images on a flat map of their features, beside images of the learned classes."""
+    """All images on a flat map of their features, together with images of the learned classes."""
     state, bundle = request.app.state, cast(Engine, request.app.state.engine()).loaded.model.bundle
 
     def work(store: Store, who: str) -> schemas.EmbeddingMap:
@@ -270,7 +270,7 @@ async def _ask(request: Request, work: Callable[[Store, str], T]) -> T:
         raise errors.QuarantineOffError(
             "there is no quarantine",
             got="OPENWORLD_QUARANTINE_URL not set",
-            allowed="a server that is started with it, as in sqlite:////var/lib/openworld/quarantine.db",
+            allowed="a server with OPENWORLD_QUARANTINE_URL set, as in sqlite:////var/lib/openworld/quarantine.db",
         )
     with translated():
         return await asyncio.get_running_loop().run_in_executor(_threads, work, keeper.store, who)
@@ -291,15 +291,16 @@ def translated() -> Iterator[None]:
         raise errors.BadLabelError("cannot be used as it is", got=got, allowed=allowed) from None
     except LearnedError as error:
         raise errors.AlreadyLearnedError(
-            "learned already", got=str(error), allowed="what no model has learned"
+            "learned already", got=str(error), allowed="images that are not learned yet"
         ) from None
     except DamagedItemError as error:
-        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="a whole image") from None
+        raise errors.BrokenImageError("damaged in the quarantine", got=str(error), allowed="an intact image") from None
     except UnavailableError as error:
         allowed = "the same request again, in a while"
         raise errors.QuarantineAwayError("the quarantine is unavailable", got=str(error), allowed=allowed) from None
     except StoreError as error:
-        raise errors.ServerError("the quarantine failed", got=str(error), allowed="one that is whole") from error
+        allowed = "an undamaged database; see the server log"
+        raise errors.ServerError("the quarantine failed", got=str(error), allowed=allowed) from error
 
 
 def _manifest(request: Request) -> Manifest:

@@ -21,7 +21,7 @@ from serving.bundle.pixels import Limits
 from serving.http.context import RequestContext
 from serving.http.openapi import FILE_SCHEMA, error_responses, file_response
 from serving.http.page import page_response
-from serving.http.predictions import Predictions
+from serving.http.predict_routes import Predictions
 from serving.http.schemas import Answer, ApiModel, Whole, field
 from serving.http.upload import read_body
 from serving.inference.engine import Engine
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(4, "teach")
-"""A pool of its own: a database that hangs must not hold up other routes."""
+"""A separate thread pool: a database that hangs must not delay other routes."""
 
 JobId = Annotated[Whole, Path(ge=0, le=LARGEST_ID, description="number of a job", examples=[7])]
 
@@ -60,7 +60,7 @@ class UploadQuery(ApiModel):
 
 
 class ChangeQuery(ApiModel):
-    accept: bool = field("publish the change by itself unless the gate objects", True, default=True)
+    accept: bool = field("publish the change automatically unless the gate objects", True, default=True)
 
 
 class PageQuery(ApiModel):
@@ -203,7 +203,7 @@ async def begin_class(request: Request, body: schemas.ClassBody) -> Response:
 
         check_label(plain(body.label))
         if same_label(body.label, all_labels(teacher)) is not None:
-            raise errors.ClassExistsError("there is such a class", got=repr(body.label), allowed="a new name")
+            raise errors.ClassExistsError("the class exists", got=repr(body.label), allowed="a new name")
         teacher.store.begin_class(body.label, who)
         return schemas.ClassChanged(items=0, job=None)
 
@@ -325,7 +325,7 @@ async def feedback(request: Request, body: schemas.FeedbackBody) -> Response:
             raise UnknownIdError(f"no item {body.id}")
         label = found[0].answer.get("best_guess") if body.right else body.label
         if not isinstance(label, str):
-            raise LabelError(f"item {body.id} has no best guess; allowed: to give its class")
+            raise LabelError(f"item {body.id} has no best guess; allowed: give its class")
         teacher.store.teach([body.id], label, teacher.current().labels, who)
         return Changed(items=(body.id,))
 
@@ -393,7 +393,7 @@ async def export_examples(request: Request, query: Annotated[ExportQuery, Query(
     responses=_upload_errors,
     openapi_extra={
         "requestBody": {
-            "description": "A zip archive with a folder of images per class, or Label Studio's JSON beside its images; "
+            "description": "A zip archive with a folder of images per class, or Label Studio's JSON with its images; "
             "or Label Studio's JSON with data: URLs. Nothing is fetched.",
             "required": True,
             "content": {
@@ -461,7 +461,7 @@ async def _ask(request: Request, work: Callable[[Teacher, str], T]) -> T:
         raise errors.QuarantineOffError(
             "there is no quarantine",
             got="OPENWORLD_QUARANTINE_URL not set",
-            allowed="a server that is started with it, as in sqlite:////var/lib/openworld/quarantine.db",
+            allowed="a server with OPENWORLD_QUARANTINE_URL set, as in sqlite:////var/lib/openworld/quarantine.db",
         )
     try:
         with translated():

@@ -95,10 +95,10 @@ class GroupResult(ApiModel):
 
 
 class TeachingJob(ApiModel):
-    """Something that a server does for a person beside answering."""
+    """A background job of the server: learning or grouping."""
 
     id: int = field("its number", 7)
-    kind: Literal["learn", "group", "auto"] = field("what it does; auto: it groups and learns by itself", "learn")
+    kind: Literal["learn", "group", "auto"] = field("what it does; auto: it groups and learns automatically", "learn")
     state: Literal["running", "done", "failed", "accepted", "discarded"] = field("how far it is", "running")
     progress: float = field("0 to 1", 0.4)
     step: str = field("what it does now", "learning cow, pig")
@@ -108,7 +108,7 @@ class TeachingJob(ApiModel):
     base: str = field("the version that it continues", "ef3557a7ea7e")
     candidate: str | None = field("the version that it made", "859549a0961c")
     error: str | None = field("why it failed", None)
-    accepts: bool = field("whether it publishes its result by itself", False)
+    accepts: bool = field("whether it publishes its result automatically", False)
     learned: LearnResult | None = Field(description="the result of learning")
     grouped: GroupResult | None = Field(description="the result of grouping")
 
@@ -119,7 +119,7 @@ class TeachStatus(ApiModel):
     enabled: bool = field("whether it can be taught", True)
     reason: str | None = field("why it cannot be taught", None)
     user: str = field("name of the caller", "ada")
-    auto: bool = field("whether the server learns groups of unknown images by itself", False)
+    auto: bool = field("whether the server learns groups of unknown images automatically", False)
     model: ModelName
     waiting: int = field("examples that a lesson would add", 24)
     removed: int = field("examples that it would take out", 0)
@@ -127,7 +127,9 @@ class TeachStatus(ApiModel):
     unknown: int = field("unlabelled images", 120)
     minimum: int = field("examples of a class that are advised", 20)
     least: int = field("examples that a new class needs", 2)
-    unnamed: tuple[str, ...] = field("classes that the server has learned by itself and that need a name", ["new-1"])
+    unnamed: tuple[str, ...] = field(
+        "classes that the server has learned automatically and that need a name", ["new-1"]
+    )
     job: TeachingJob | None = Field(
         description="the job that runs or waits to be accepted, or the last one of the last hour"
     )
@@ -215,24 +217,24 @@ class DeleteClassBody(ApiModel):
 
 
 class ClassChanged(ApiModel):
-    """What became of a change: if the model has the class, everything changes when the job's result is published."""
+    """The result of a change: if the model has the class, everything changes when the job's result is published."""
 
     items: int = field("examples that were changed at once", 12)
     job: TeachingJob | None = Field(description="the job that changes the model, if the model has the class")
 
 
 class LearnBody(ApiModel):
-    accept: bool = field("publish the result by itself unless the gate objects", False, default=False)
+    accept: bool = field("publish the result automatically unless the gate objects", False, default=False)
     force: bool = field("... even if the gate objects", False, default=False)
 
 
 class AcceptBody(ApiModel):
-    job: Id = field("number of a job that is done", 7)
+    job: Id = field("number of a finished job", 7)
     force: bool = field("even if the gate objects", False, default=False)
 
 
 class DiscardBody(ApiModel):
-    job: Id = field("number of a job that is done", 7)
+    job: Id = field("number of a finished job", 7)
 
 
 class Accepted(ApiModel):

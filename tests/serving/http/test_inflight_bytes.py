@@ -12,7 +12,7 @@ def test_the_budget_is_shared_until_a_block_ends() -> None:
     budget = InflightBytes(100)
     with budget.request() as first, budget.request() as second:
         first(80)
-        with pytest.raises(BusyError, match="got 30 more beside 80; allowed: 100 bytes at a time"):
+        with pytest.raises(BusyError, match="got 30 more, while 80 are in use; allowed: 100 bytes at a time"):
             second(30)
     with budget.request() as alone:
         alone(500)

@@ -80,7 +80,7 @@ def test_outputs_and_parameters_are_chosen_by_the_request(client: httpx.Client) 
         ("tiny", request(datatype="FP32"), 400, "inputs cannot be used"),
         ("tiny", request(shape=[2]), 400, "shape does not fit the data: got [2]; allowed: [3]"),
         ("tiny", request(data=["%"], shape=[1]), 400, "image is not base64"),
-        ("tiny", request(data=[TEXTS[0], "AAAA"], shape=[2]), 415, "not an image that is read here"),
+        ("tiny", request(data=[TEXTS[0], "AAAA"], shape=[2]), 415, "not a supported image"),
         ("tiny", request() | {"outputs": [{"name": "x"}]}, 422, "no such output: got x; allowed: label, known"),
         ("tiny", request() | {"parameters": {"alpha": 2}}, 422, "parameter cannot be used"),
         ("tiny", {"inputs": []}, 400, "inputs cannot be used: got no input"),

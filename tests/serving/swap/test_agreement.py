@@ -307,7 +307,7 @@ def test_a_shelf_is_watched(group: WorkerGroup, shelf: Shelf, monkeypatch: pytes
     workers = [Worker(group), Worker(group)]
     leaders = [SwapLeader(group, shelf=shelf.folder, bundle=Path("unused"), patience=PATIENCE) for _ in workers]
     for worker, leader in zip(workers, leaders, strict=True):
-        worker.follower.start(beside=leader.watch)
+        worker.follower.start(each_step=leader.watch)
     for version in ("two", "three", "one"):
         shelf.point_at(version)
         eventually(lambda version=version: all(worker.version == version for worker in workers))

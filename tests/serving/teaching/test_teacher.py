@@ -122,7 +122,7 @@ def test_who_comes_second_reads_what_the_other_began_and_what_is_lost(teacher: T
     assert "elk" not in teacher.current().labels
     text = refused(lesson.id)
     began = f"job {lesson.id} is discarded, because bob began job {renamed.id}, which is for renaming 'ant' to 'emmet'"
-    assert f"{began}; what is labelled still waits" in text
+    assert f"{began}; labelled images still wait" in text
     assert "learns all" not in text
     # A change of a class that waits for a decision is discarded by somebody else's lesson, which does not have it.
     deletion = class_changes.delete(teacher, "ada", "bee", images=False, accept=False).job
@@ -131,7 +131,7 @@ def test_who_comes_second_reads_what_the_other_began_and_what_is_lost(teacher: T
     second = teacher.learn("bob", Wanted())
     text = refused(deletion.id)
     assert f"because bob began job {second.id}, which learns all that is labelled" in text
-    assert "deleting 'bee' is to be asked for again" in text
+    assert "ask again for deleting 'bee'" in text
     # A job that a person has discarded was not discarded by whatever came later.
     finished(teacher, second, "done")
     teacher.discard(second.id, "ada")
@@ -344,7 +344,7 @@ def test_a_class_is_not_renamed_to_what_looks_like_another_one(teacher: Teacher)
     teacher.store.begin_class("caf\u00e9", "ada")
     teacher.store.begin_class("fox", "ada")
     for name in ("cafe\u0301", " caf\u00e9", "fox"):
-        with pytest.raises(errors.ClassExistsError, match="there is such a class"):
+        with pytest.raises(errors.ClassExistsError, match="the class exists"):
             class_changes.rename(teacher, "ada", "fox", name, accept=False)
     class_changes.rename(teacher, "ada", "fox", "red  fox", accept=False)
     assert set(teacher.store.drafts()) == {"caf\u00e9", "red fox"}

@@ -94,7 +94,7 @@ def test_two_people_teach_at_once(replicas: tuple[Teacher, Teacher]) -> None:
     deleted = class_changes.delete(bob, "bob", "ant", images=False, accept=False).job
     assert deleted is not None
     finished(bob, deleted, "done")
-    told = f"job {deleted.id}, which is for deleting 'ant'; .* renaming 'bee' to 'wasp' is to be asked for again"
+    told = f"job {deleted.id}, which is for deleting 'ant'; .* ask again for renaming 'bee' to 'wasp'"
     with pytest.raises(errors.JobStateError, match=told):
         ada.accept(renamed.id, "ada")
     accepted = both(lambda: ada.accept(deleted.id, "ada"), lambda: bob.accept(deleted.id, "bob"))

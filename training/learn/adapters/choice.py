@@ -1,7 +1,7 @@
-"""Whether adapters earn their place beside the statistics, by how much they weigh, and how many rotations they read.
+"""Decides whether adapters improve accuracy enough to be used, and chooses their weight and number of rotations.
 
-All of it is measured on validation photos that neither an adapter nor the statistics beside it have seen. What was
-measured on each photo is kept, in numbers, so that a run chooses on the photos of all its tasks.
+All of it is measured on validation photos that neither an adapter nor the statistics that it is combined with have
+seen. The measurements of each photo are stored, so that a run chooses on the photos of all its tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHTS = tuple(round(0.1 * tenths, 1) for tenths in range(1, 11))
 """Shares of the adapters within a task that are tried."""
 SHARPNESSES = (1.0, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 3.0)
 """Statistics alone are tried with these exponents within a task: an adapter that only makes them more or less certain
-has not earned its place."""
+does not count as an improvement."""
 WORTH_ADAPTERS, WORTH_ROTATIONS = 1.0, 2.0
 """By how many standard errors the mean cross-entropy within tasks must fall for adapters to be used, and for all
 rotations to be read."""
@@ -89,7 +89,7 @@ class Choice:
     """What a run decides by, and why."""
 
     weight: float
-    """0: adapters did not earn their place."""
+    """0: adapters are not used."""
     rotations: int
     best: Candidate
     """The best candidate with adapters, which answers if the decision with adapters is asked for."""

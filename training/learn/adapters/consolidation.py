@@ -1,4 +1,4 @@
-"""Learn one adapter for classes that were taught to a server, beside the adapters of the run that it continues.
+"""Learn one adapter for classes that were taught to a server, in addition to the adapters of its run.
 
 The network of the run has a mask for each of its tasks (HAT), which protects what these use, and the taught classes are
 its next task: features by CSI, then a head. The run itself stays as it is. Whether the adapter is better than the
@@ -22,9 +22,9 @@ from training.config import Lesson, RunConfig
 from training.data.images import Images
 from training.data.quarantined import QUARANTINE
 from training.data.views import Encode
+from training.learn.adapters.adapter_learner import AdapterLearner
 from training.learn.adapters.baking import baked_adapter
 from training.learn.adapters.choice import Choice, choose, judge
-from training.learn.adapters.learner import AdapterLearner
 from training.learn.adapters.state import task_adapter
 from training.show.console import Reporter
 from training.store.checkpoint import Checkpoint, Progress
@@ -37,7 +37,7 @@ seen them; the last columns are the taught classes."""
 
 @dataclass(frozen=True)
 class ConsolidatedAdapter:
-    """The adapter, and whether it has earned its place: `choice.weight` is 0 if the taught form is the better one."""
+    """The adapter, and whether to use it: `choice.weight` is 0 if the taught form is at least as good."""
 
     adapter: Adapter
     choice: Choice
@@ -56,9 +56,9 @@ def learn_consolidated(
     device: torch.device,
     reporter: Reporter,
 ) -> ConsolidatedAdapter:
-    """Learn the adapter of `classes` from encoded images, and compare it with what was taught.
+    """Learn the adapter of `classes` from encoded images, and compare it with the taught form.
 
-    `rotations` are those that the served model reads at most: reading more would take longer for every image.
+    `rotations` is the number that the served model reads; more would take longer for every image.
     """
     # The labels are only compared with those of the images here, and a run may have one of them under another name.
     names = {label: f"taught {number}" for number, label in enumerate(classes)}

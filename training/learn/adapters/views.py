@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.config import RunConfig
-from training.data.encoding import View
+from training.data.image_encoder import View
 from training.data.images import Images
 from training.data.views import Encode, augmented_view, in_rotations
 

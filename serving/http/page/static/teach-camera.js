@@ -11,7 +11,7 @@ const LOOK_SIDE = 320; // of the short side, for the live answer
 const KEPT_SIDE = 768; // of the short side, for an example
 
 const REFUSED = {
-  NotAllowedError: "The browser was not allowed to use the camera. Allow it beside the address, then try again.",
+  NotAllowedError: "The browser was not allowed to use the camera. Allow it next to the address bar, then try again.",
   NotFoundError: "No camera was found on this device.",
   NotReadableError: "Another program is using the camera.",
 };

@@ -10,7 +10,7 @@ const ORIGINS = {
   fit: ["plain", "learned in training"],
 };
 
-// `unnamed` are the classes that the server has learned by itself.
+// `unnamed` are the classes that the server has learned automatically.
 export function classCard(entry, { open, examples, selected, unnamed }) {
   const { label } = entry;
   const shown = open ? examples : entry.examples;

@@ -10,7 +10,7 @@ const MOST_WAITS = 100; // for a result to be published
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 // Calls `show` with every state while the job runs; resolves to the finished job. A lost connection is tried again. A job
-// that publishes its result by itself is done for a moment before it is accepted.
+// that publishes its result automatically is done for a moment before it is accepted.
 export async function follow(job, show) {
   const objected = (found) => found.learned && !found.learned.gate;
   const publishing = (found) => found.accepts && found.state === "done" && !objected(found) && waits < MOST_WAITS;

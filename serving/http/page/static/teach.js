@@ -75,7 +75,7 @@ async function reload() {
   await LOADERS[tab]?.();
 }
 
-// The board has loaded by itself, after a change of groups or names.
+// The board has loaded automatically, after a change of groups or names.
 function boardShown(overview, groups) {
   const { states } = overview;
   const named = (states.named ?? 0) + (states.known ?? 0);
@@ -125,7 +125,7 @@ onStatus(({ enabled, reason, user, model, unknown, classes, unnamed = [], job })
   showStrip();
 });
 
-// What waits for a person: a lesson, examples that can be learned, or classes that the server has learned by itself.
+// What waits for a person: a lesson, examples that can be learned, or classes that the server has learned automatically.
 function nextStep() {
   const { waiting = 0, removed = 0, classes = {}, unnamed = [], job = null } = status ?? {};
   if (job?.kind === "learn" && job.state === "running") {
@@ -141,7 +141,7 @@ function nextStep() {
     return { tab: "learn", button: "Learn", text: `Waiting to be learned: ${listed(parts, 5)}.`, act: learn };
   }
   if (!unnamed.length) return null;
-  const text = `The server has learned ${listed(unnamed.map(quoted), 4)} by itself. What do they show?`;
+  const text = `The server has learned ${listed(unnamed.map(quoted), 4)} automatically. What do they show?`;
   return { tab: "classes", button: "Name them", text };
 }
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from serving.bundle.lessons import archive
 from serving.bundle.pooled import Detector, projection_for
 from serving.bundle.pooled.adapters import PREFIX, Adapter, sharpened
-from serving.bundle.pooled.halves import rounded
+from serving.bundle.pooled.float16_rows import rounded
 
 DIM, UNITS, CLASSES = 24, 7, 3
 

@@ -15,7 +15,7 @@ from serving.bundle.pooled import (
     Statistics,
     StatisticsError,
 )
-from serving.bundle.pooled.halves import restored, rounded, stored
+from serving.bundle.pooled.float16_rows import restored, rounded, stored
 from serving.bundle.pooled.settings import UNKNOWN_SCORES
 from serving.bundle.pooled.solution import Solution
 

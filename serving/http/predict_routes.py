@@ -126,7 +126,8 @@ class Predictions:
         queue = self._queue()
         loaded = queue.loaded
         options = query.options(loaded)
-        # Where there is no room, no body is read. Room is taken by whole bodies: a slow upload keeps nobody out.
+        # If the queue is full, no body is read. Room is reserved only once a body is complete, so slow uploads block no
+        # other request.
         queue.check_room()
         kind, announced = request.headers.get("content-type", ""), request.headers.get("content-length", "")
         request_id = RequestContext.of(request).request_id

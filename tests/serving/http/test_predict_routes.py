@@ -20,7 +20,7 @@ from serving.bundle.model import BundleModel
 from serving.bundle.pixels import LIMITS
 from serving.errors import RequestError
 from serving.http.context import RequestContext
-from serving.http.predictions import PredictionQuery, Predictions
+from serving.http.predict_routes import PredictionQuery, Predictions
 from serving.inference import disconnect
 from serving.inference.queue import InferenceQueue
 from serving.settings import Settings

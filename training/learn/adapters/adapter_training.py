@@ -77,7 +77,7 @@ def settle_norms(network: Network, task: int, data: AdapterData) -> None:
 
 def as_rows(views: Tensor, classes: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """[n, views, rotations, dim] and classes [n] -> images of one pixel [n * views * rotations, dim, 1, 1] and their
-    classes, where every rotation of a class is a class of its own."""
+    classes, where every rotation of a class is a separate class."""
     _, drawn, rotations, dim = views.shape
     turns = torch.arange(rotations, device=classes.device) * count
     rotated = classes[:, None, None] + turns.expand(len(classes), drawn, rotations)

@@ -13,7 +13,7 @@ from training.config import Preset
 from training.data.encoder import Encoder
 from training.data.originals import Original
 from training.data.views import augmented_view, turned_view
-from training.learn.adapters.learning import learn_features, learn_head
+from training.learn.adapters.adapter_training import learn_features, learn_head
 from training.learn.adapters.views import AUGMENTED, MOST_PER_CLASS, MOST_PER_TASK, AdapterData
 from training.learn.optimizers import make_optimizer
 

@@ -18,9 +18,9 @@ from training.config import RunConfig
 from training.data.images import Images
 from training.data.views import Encode
 from training.host.seeds import seed_everything
+from training.learn.adapters.adapter_training import learn_features, learn_head, settle_norms
 from training.learn.adapters.baking import baked_adapter
 from training.learn.adapters.choice import JudgedAdapters, judge
-from training.learn.adapters.learning import learn_features, learn_head, settle_norms
 from training.learn.adapters.state import AdapterState, task_adapter
 from training.learn.adapters.views import AdapterData, adapter_data
 from training.learn.finite import check_finite
@@ -105,8 +105,10 @@ class AdapterLearner:
         self._run(task, progress, epochs, losses, optimizer)
 
     def judge(self, task: int, data: AdapterData, pooled: NDArray[np.floating[Any]]) -> JudgedAdapters:
-        """Judge the newest adapter beside statistics that have not seen its validation photos: their logits [m, all
-        classes]."""
+        """Judge the newest adapter, combined with statistics that have not seen its validation photos.
+
+        `pooled` [m, all classes] are the logits of these statistics.
+        """
         network, vectors = self.network, data.held_out_vectors
         rotations = network.config.rotations
         adapted: dict[int, list[NDArray[np.floating[Any]]]] = {}

@@ -14,8 +14,8 @@ from models.trunks.trunk import TrunkSpec
 from training.config import Lesson, Preset, RunConfig
 from training.data.images import Images
 from training.host.seeds import seed_everything
+from training.learn.adapters.adapter_training import as_rows, learn_features, learn_head, settle_norms
 from training.learn.adapters.baking import baked_adapter, network_logits
-from training.learn.adapters.learning import as_rows, learn_features, learn_head, settle_norms
 from training.learn.adapters.views import MOST_PER_CLASS, AdapterData, EncodedViews, learned_and_held_out
 from training.learn.optimizers import make_optimizer
 from training.learn.photos import Loss, photos_preset
