@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.routing import APIRoute
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
@@ -18,8 +18,9 @@ from starlette.types import Receive
 from serving import errors
 from serving.errors import DeadlineError, RequestError
 from serving.http.context import RequestContext
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.inflight_bytes import InflightBytes, Reserve
-from serving.http.openapi import FILE_SCHEMA, error_responses
+from serving.http.openapi import FILE_SCHEMA
 from serving.http.schemas import (
     Answer,
     Answers,
@@ -211,7 +212,6 @@ def _entry(outcome: str | RequestError) -> str:
 
 PREDICTION_ERRORS = (
     errors.MalformedRequestError,
-    errors.UnauthorizedError,
     errors.TooManyBytesError,
     errors.TooManyPixelsError,
     errors.TooManyImagesError,
@@ -267,7 +267,7 @@ class PredictionRoute(APIRoute):
         return handle
 
 
-router = APIRouter(tags=["Predictions"], responses=error_responses(*PREDICTION_ERRORS), route_class=PredictionRoute)
+router = GuardedRouter(Guard.KEY, *PREDICTION_ERRORS, tags=["Predictions"], route_class=PredictionRoute)
 
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})
