@@ -1,9 +1,9 @@
 """openworld for programs, and the start of the command `openworld`.
 
-    from openworld import Model, evaluate, export, fit
+    from openworld import Model, Run, export, fit
 
     run = fit("runs/mine", data="photos", classes_per_task=2, quick=True)
-    print(evaluate(run)["verdict"]["summary"])
+    print(run.evaluate()["verdict"]["summary"])
     export(run, "runs/mine/bundle")
     print(Model.load("runs/mine/bundle").predict("photo.jpg").label)
 
@@ -35,7 +35,7 @@ _PLACES = {
     "Client": "serving.client",
     "AsyncClient": "serving.client",
 }
-__all__ = ["AsyncClient", "Client", "Model", "Run", "ShadowedError", "evaluate", "export", "fit", "main"]
+__all__ = ["AsyncClient", "Client", "Model", "Run", "ShadowedError", "export", "fit", "main"]
 
 
 class ShadowedError(ImportError):
@@ -69,19 +69,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_packages()
     return getattr(importlib.import_module(_PLACES[name]), name)
-
-
-def evaluate(run: Run | str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """All metrics on the test images, and the verdict: the content of RUN/metrics.json.
-
-    `data` is where the images are now, if they were moved. Raises a DataError if they are not at hand.
-    """
-    check_packages()
-    from training.measure.evaluation import measure_run
-    from training.run import Run
-
-    opened = Run.open(run) if isinstance(run, str | os.PathLike) else run
-    return measure_run(opened, None if data is None else os.fspath(data))
 
 
 def export(run: Run | str | os.PathLike[str], out: str | os.PathLike[str], **options: Any) -> Path:

@@ -14,7 +14,6 @@ from PIL import Image
 import openworld
 from tests.helpers import use_tiny_preset
 from tests.helpers_serving import ROOT
-from training.data.images import DataError
 from training.data.tasks import parse_tasks
 from training.fit import _as_words
 from training.store.checkpoint import METRICS
@@ -30,10 +29,7 @@ def test_learn_measure_export_and_answer(
     assert (run.folder, run.config.seed) == (tmp_path / "run", 3)
     assert History(tmp_path / "run").commands == [["openworld", "fit", "--out", str(tmp_path / "run"), "--seed", "3"]]
     opened = openworld.Run.open(tmp_path / "run", device="cpu")
-    measured = json.loads((tmp_path / "run" / METRICS).read_bytes())
-    assert openworld.evaluate(opened) == openworld.evaluate(tmp_path / "run") == measured
-    with pytest.raises(DataError, match="nowhere: no such folder"):
-        openworld.evaluate(opened, data=tmp_path / "nowhere")
+    assert opened.evaluate() == json.loads((tmp_path / "run" / METRICS).read_bytes())
     bundle = openworld.export(opened, tmp_path / "bundle", force=True)
     content = io.BytesIO()
     Image.new("L", (8, 8), 200).save(content, "PNG")

@@ -62,6 +62,17 @@ class Run:
 
         return open_run(Path(folder), prepare(choose_device() if device is None else torch.device(device)), decision)
 
+    def evaluate(self, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+        """All metrics on the test images, and the verdict: the content of RUN/metrics.json.
+
+        `data` is where the images are now, if they were moved. Raises a DataError if they are not at hand.
+        """
+        from training.data.opening import open_sources
+        from training.measure.evaluation import evaluate, measure
+
+        sources = open_sources(self.config, None if data is None else os.fspath(data), run=self.folder)
+        return measure(evaluate(self, sources, self.device))
+
     @property
     def device(self) -> torch.device:
         """Where its network is."""

@@ -163,7 +163,7 @@ def _check_new_run(chosen: argparse.Namespace, request: TrunkRequest | None, dat
 
 
 def _check_folders(tasks: Tasks, kind: str, data: str | None) -> None:
-    """Refuse classes of which `data` has no folder; without any folder, reading them raises the error."""
+    """Refuse classes of which `data` has no folder; where there are no folders at all, reading them says so."""
     if kind == FOLDER and data is not None and (found := _folders(data)):
         check_classes(tasks, found)
 

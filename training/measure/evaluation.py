@@ -185,11 +185,6 @@ def run_inputs(run: Run, images: Images, sources: Sources) -> NDArray[Any]:
     return in_rotations(images, run.rotations, sources.views, "rotations of photos")
 
 
-def measure_run(run: Run, data: str | None = None) -> dict[str, Any]:
-    """All metrics of a run on the test images, wherever they are or at `data`; a DataError if they are not at hand."""
-    return measure(evaluate(run, open_sources(run.config, data, run=run.folder), run.device))
-
-
 def evaluate_chosen(chosen: argparse.Namespace) -> Evaluation:
     """Evaluate the run that a command line names (`training.options.run_parser`, `add_rule_options`)."""
     log_to_terminal()
