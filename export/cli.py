@@ -4,12 +4,15 @@ Only the module of the chosen subcommand is imported.
 """
 
 import importlib
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from models.suggest import unknown_name
 from serving.bundle.command_line import glossary
+from serving.bundle.labels import did_you_mean
+from serving.bundle.terminal import one_line
 from training.options import run_command
 
 USAGE = """\
@@ -62,6 +65,18 @@ def version_text() -> str:
         return "openworld, not installed: run from its folder"
 
 
+def _option_first(words: list[str]) -> str:
+    """What is wrong with words of which the first is an option, and where it belongs."""
+    place = next((place for place, word in enumerate(words) if word in SUBCOMMANDS), None)
+    if place is None:
+        allowed = ("--help", "--version")
+        return f"no such option of openworld itself: got {words[0]}; allowed: {', '.join(allowed)}, or a command" + (
+            did_you_mean(words[0], allowed)
+        )
+    right = shlex.join(["openworld", *words[place:], *words[:place]])
+    return f"options of a command follow its name: got {words[0]} before {words[place]}; allowed: {right}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help", "help"):
@@ -72,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     name, *rest = words
     if name not in SUBCOMMANDS:
-        print(f"error: {unknown_name('command', name, SUBCOMMANDS)}", file=sys.stderr)
+        problem = _option_first(words) if name.startswith("-") else unknown_name("command", name, SUBCOMMANDS)
+        print(f"error: {one_line(problem)}", file=sys.stderr)
         return 2
     command = SUBCOMMANDS[name]
     return run_command(lambda: int(getattr(importlib.import_module(command.module), command.function)(rest)))

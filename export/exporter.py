@@ -309,7 +309,9 @@ def export(
     if shelf and before and another and decision == AUTO:
         another = _is_provisional(before, run)
         _tell_decision(run.decider.name, before.rule.score, chosen_now=another)
-        run = run if another else _open(folder, before.rule.score)
+        if not another:
+            decision = before.rule.score
+            run = _open(folder, decision)
     trunk = None if run.config.trunk is None else reopen(run.config.trunk, weights=trunk_weights, run=folder)
     quality = quality_of(folder, run, data, quarantine, trunk)
     quality.check(folder, force=force)
@@ -324,6 +326,8 @@ def export(
         )
     if shelf is None:
         check_target(out)
+    forced = quality.verdict.warning is not None
+    origin = _origin(run, folder, _options(coarse, cascade, decision, forced=forced, teaching=teaching))
     with fresh_directory(out if shelf else out.parent, out.name) as fresh:
         if trunk is None:
             exporter = Exporter(run, fresh, evidence, cascade=cascade)
@@ -331,7 +335,7 @@ def export(
             exporter = TrunkExporter(run, fresh, evidence, trunk, before, teaching=teaching)
         exporter.add(list(dict.fromkeys(("fp32", *precisions))))
         exporter.add_map()
-        manifest = exporter.seal(quality, before, _origin(run, folder))
+        manifest = exporter.seal(quality, before, origin)
         exporter.open_as_server()
         for reason in evidence.missing:
             note(f"no {evidence.kind} images of {reason}")
@@ -346,11 +350,23 @@ def export(
         return Exported(out, manifest)
 
 
-def _origin(run: Run, folder: Path) -> Origin:
-    """What the run recorded about itself. Commands that only continued it after an interruption changed nothing."""
+def _options(
+    precisions: Sequence[str], cascade: str, decision: str, *, forced: bool, teaching: bool
+) -> tuple[str, ...]:
+    """The options by which `openworld export RUN --out BUNDLE` writes the same bundle."""
+    words = ["--precision", *dict.fromkeys(precisions)] if precisions else []
+    words += ["--cascade", cascade] if cascade != AUTO else []
+    words += ["--decision", decision] if decision != AUTO else []
+    words += [] if teaching else ["--no-teaching"]
+    return (*words, *(["--force"] if forced else []))
+
+
+def _origin(run: Run, folder: Path, options: tuple[str, ...]) -> Origin:
+    """What the run recorded about itself, and the options of the export. Commands that only continued the run after an
+    interruption changed nothing."""
     commands = [command for command in History(folder).commands if "--resume" not in command]
     data = dict.fromkeys(lesson.dataset for lesson in run.config.lessons)
-    return Origin(data=tuple(data), commands=tuple(dict.fromkeys(map(without_places, commands))))
+    return Origin(data=tuple(data), commands=tuple(dict.fromkeys(map(without_places, commands))), export=options)
 
 
 def _replaced(folder: Path) -> Bundle | None:

@@ -98,11 +98,10 @@ class Model:
         self._become(self._need_curriculum().merged(label, into))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model as a bundle, into a folder that does not exist or is empty."""
+        """Write the model as a bundle, to a folder that does not exist or is empty: complete, or not at all."""
         place = Path(folder)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise TeachError(f"{place} exists; allowed: a folder that does not exist, or an empty one")
-        place.mkdir(parents=True, exist_ok=True)
         bundle = self._on_disk.bundle
         if self._written is None:
             everything = {name: name for name in (*bundle.manifest.files, MANIFEST)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -84,10 +83,13 @@ class OpenWorld:
             )
 
     def __init__(self) -> None:
+        from serving.http.predict_routes import Predictions
         from serving.inference.engine import Engine
 
-        self.engine = Engine(Settings.from_environment())
+        settings = Settings.from_environment()
+        self.engine = Engine(settings)
         self.engine.start()
+        self.predictions = Predictions(settings, lambda: self.engine.queue)
         if supervisor := WorkerSettings.from_environment().supervisor:
             end_with(supervisor)
 
@@ -95,15 +97,12 @@ class OpenWorld:
     def close(self) -> None:
         self.engine.close()
 
-    # BentoML describes these two methods to its clients. Over HTTP, `Frontend` reads the uploads, within limits, and
-    # passes the images to the same queue.
+    # BentoML describes these two methods to its clients. Over HTTP, `Frontend` answers instead; both go through
+    # `Predictions`, with the same limits and the same deadline.
     @bentoml.api
     async def predict(self, image: ImageFile) -> Answer:
         """Classify an image, or report that it is unknown."""
-        (outcome,) = await self._predict([image])
-        if isinstance(outcome, RequestError):
-            raise outcome
-        return Answer.model_validate_json(outcome)
+        return Answer.model_validate_json(await self.predictions.file(image))
 
     @bentoml.api
     async def predict_many(self, images: list[Path]) -> Answers:
@@ -111,14 +110,9 @@ class OpenWorld:
         return Answers(
             answers=tuple(
                 error_answer(outcome) if isinstance(outcome, RequestError) else Answer.model_validate_json(outcome)
-                for outcome in await self._predict(images)
+                for outcome in await self.predictions.files(images)
             )
         )
-
-    async def _predict(self, files: Sequence[Path]) -> list[str | RequestError]:
-        queue = self.engine.queue
-        loaded = queue.loaded
-        return await queue.predict([file.read_bytes for file in files], loaded.default_options, loaded)
 
 
 class Frontend:

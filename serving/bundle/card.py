@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -171,7 +172,9 @@ def _reproduction(manifest: Manifest) -> Iterator[str]:
         yield "```text"
         yield from origin.commands
         coarse = [name for name in manifest.precisions if name != "fp32"]
-        yield " ".join(["openworld export RUN --out BUNDLE", *(["--precision", *coarse] if coarse else [])])
+        # Bundles that were written before their options were recorded have them in part.
+        options = origin.export or (["--precision", *coarse] if coarse else [])
+        yield shlex.join(["openworld", "export", "RUN", "--out", "BUNDLE", *options])
         yield "```"
     else:
         yield "The commands of the run were not recorded."

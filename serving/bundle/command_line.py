@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from serving.bundle.labels import did_you_mean
 from serving.bundle.terminal import one_line
@@ -49,21 +51,45 @@ class GlossaryParser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str, terms: str, note: str = "") -> None:
         formatter = argparse.RawDescriptionHelpFormatter
+        self._hidden: set[str] = set()
         super().__init__(prog=command, description=description, epilog=note + terms, formatter_class=formatter)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        if settings.get("help") == argparse.SUPPRESS:
+            # The usage does not have it, by which options are known.
+            self._hidden.update(names)
+        return super().add_argument(*names, **settings)
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """The chosen options, before or after positional arguments; exits with 2 after a one-line error."""
+        # argparse reports an argument that is missing first, which may be missing because of the misspelt option.
+        if unknown := self._unknown_options(sys.argv[1:] if arguments is None else arguments):
+            self.error(self._not_expected(unknown))
         chosen, rest = self.parse_known_intermixed_args(arguments)
         if rest:
             self.error(self._not_expected(rest))
         return chosen
+
+    def _unknown_options(self, words: Sequence[str]) -> list[str]:
+        """The long options that do not exist, not even shortened; none in a request for help."""
+        given = [word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)]
+        if "-h" in given or "--help" in given:
+            return []
+        names = [*self._long_options(), *self._hidden]
+        return [
+            word for word in given if re.match("--[a-zA-Z]", word) and not any(name.startswith(word) for name in names)
+        ]
+
+    def _long_options(self) -> list[str]:
+        """Those of the usage."""
+        return sorted({*re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_usage())})
 
     def _not_expected(self, rest: Sequence[str]) -> str:
         """The first unknown option. What follows it may belong to it or not, so it is not blamed."""
         unknown = next((word.partition("=")[0] for word in rest if re.match("--?[a-zA-Z]", word)), None)
         if unknown is None:
             return f"{TOO_MANY}: got {', '.join(map(repr, rest))}; allowed: see the usage line"
-        names = sorted({*re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_usage())})
+        names = self._long_options()
         return f"no such option: got {unknown}; allowed: {', '.join(names) or 'none'}{did_you_mean(unknown, names)}"
 
     def error(self, message: str) -> NoReturn:

@@ -237,6 +237,8 @@ def fingerprint(manifest: Manifest) -> str:
     if manifest.origin is None:
         # Bundles that were written before it was recorded keep their version.
         history["origin"] = True
+    elif not manifest.origin.export:
+        history["origin"] = {"export"}
     content = manifest.model_dump(mode="json", exclude=history)
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())[:12]
 

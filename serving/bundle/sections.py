@@ -83,6 +83,7 @@ class Origin(Section):
 
     data: tuple[str, ...] = Field(description="the kind of its images, such as folder or cifar10")
     commands: tuple[str, ...] = Field(description="what was run; RUN and FOLDER stand for places")
+    export: tuple[str, ...] = Field(default=(), description="the options of `openworld export`, without places")
 
 
 class Cascade(Section):

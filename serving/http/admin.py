@@ -6,12 +6,12 @@ import asyncio
 from concurrent.futures import Future
 from typing import Any, cast
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serving import errors
 from serving.http.context import RequestContext
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.openapi import error_responses
 from serving.http.schemas import ServerStatus, SwapAnswer, WorkerStatus
 from serving.swap.leader import SwapLeader, SwapOutcome
@@ -20,10 +20,9 @@ from serving.telemetry import log
 MIN_DEADLINE = 30.0
 """Seconds that a request for a swap may take at least, however short the deadline of predictions is."""
 
-_AUTH_ERRORS = (errors.AdminTokenError, errors.AdminOffError, errors.CrossSiteError)
 _SWAP_ERRORS = (errors.SwapError, errors.MediaTypeError, errors.BundleRefusedError, errors.DeadlineError)
 
-router = APIRouter(prefix="/admin", tags=["Administration"], responses=error_responses(*_AUTH_ERRORS))
+router = GuardedRouter(Guard.ADMIN, prefix="/admin", tags=["Administration"])
 
 
 @router.post("/reload", response_model=SwapAnswer, responses=error_responses(*_SWAP_ERRORS))

@@ -9,14 +9,13 @@ from functools import cache, partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.errors import UnauthorizedError
 from serving.http import admin, open_inference, page, predict_routes
+from serving.http.guards import Guard, GuardedPaths, GuardedRouter
 from serving.http.middleware import RequestMiddleware
 from serving.http.openapi import document, error_responses
 from serving.http.predict_routes import Predictions
@@ -32,6 +31,7 @@ from serving.telemetry.metrics import exposition
 GetEngine = Callable[[], Engine]
 
 router = APIRouter(tags=["Model"], responses=error_responses())
+watched = GuardedRouter(Guard.KEY, tags=["Model"])
 health = APIRouter(tags=["Health"], responses=error_responses())
 
 
@@ -43,7 +43,7 @@ async def model(request: Request) -> Response:
     return Response(described.model_dump_json(by_alias=True), media_type="application/json")
 
 
-@router.get("/drift", response_model=DriftReport, responses=error_responses(UnauthorizedError))
+@watched.get("/drift", response_model=DriftReport)
 async def drift(request: Request) -> Response:
     """Whether the images that are answered are still like those before, over all workers."""
     queue = request.app.state.engine().queue
@@ -94,7 +94,9 @@ for _name, _description in _HEALTH.items():
 ROUTERS = (
     predict_routes.router,
     open_inference.router,
+    open_inference.models,
     router,
+    watched,
     health,
     admin.router,
     unknowns.router,
@@ -119,9 +121,9 @@ def make_app(settings: Settings, engine: GetEngine, bentoml: ASGIApp) -> FastAPI
     for included in ROUTERS:
         app.include_router(included)
     app.mount("/page", page.PageFiles(directory=page.STATIC))
-    endpoints = {route.path for included in ROUTERS for route in included.routes if isinstance(route, APIRoute)}
-    app.add_middleware(RequestMiddleware, settings=settings, endpoints=endpoints)
+    app.add_middleware(RequestMiddleware, settings=settings, routers=ROUTERS)
     app.state.settings, app.state.engine, app.state.bentoml = settings, engine, bentoml
+    app.state.guarded = GuardedPaths.of(ROUTERS)
     app.state.predictions = Predictions(settings, lambda: engine().queue)
     app.state.document = cache(partial(_encoded_document, app))
     return app

@@ -11,10 +11,6 @@ from serving.errors import AdminOffError, AdminTokenError, CrossSiteError, Media
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-KEY_PATHS = ("/predict", "/drift", "/v2/models")
-"""Paths that start with one of these need the API key, if the server has one."""
-ADMIN_PATHS = ("/admin", "/unknowns", "/teach")
-"""Paths that start with one of these need the admin token."""
 TEACH_UPLOADS = frozenset(("/teach/examples", "/teach/import"))
 """Paths of which the body may be a file."""
 FILE_TYPES = (b"application/octet-stream", b"application/zip")
@@ -35,11 +31,6 @@ PAGE_HEADERS: list[tuple[bytes, bytes]] = [
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-
-
-def reads_own_body(path: str) -> bool:
-    """Whether the route reads its body itself, within its own limits."""
-    return path.startswith(KEY_PATHS) or path in TEACH_UPLOADS
 
 
 def check_key(headers: Headers, key: str) -> None:

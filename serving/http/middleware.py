@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import (
@@ -18,16 +20,15 @@ from serving.errors import (
     TooManyBytesError,
 )
 from serving.http.auth import (
-    ADMIN_PATHS,
     API_HEADERS,
-    KEY_PATHS,
     PAGE_HEADERS,
+    TEACH_UPLOADS,
     check_admin,
     check_change,
     check_key,
-    reads_own_body,
 )
 from serving.http.context import RequestContext
+from serving.http.guards import GuardedPaths
 from serving.http.responses import error_response, no_such_page
 from serving.http.schemas import SCHEMA
 from serving.settings import Settings
@@ -48,13 +49,15 @@ SCHEMA_HEADER = (b"x-openworld-schema", str(SCHEMA).encode())
 class RequestMiddleware:
     """Every request passes here first, and every response last."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, endpoints: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, routers: Sequence[APIRouter]) -> None:
+        """`routers` have the routes of the application, and declare which are guarded."""
         self._app = app
         self._key = settings.api_key
         self._token = settings.admin_token
         self._tracing = settings.tracing
         self._deadline = settings.deadline
-        self._endpoints = endpoints
+        self._guarded = GuardedPaths.of(routers)
+        self._endpoints = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
         self._log = RequestLog(settings.log) if settings.access_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,10 +68,16 @@ class RequestMiddleware:
         started = time.perf_counter()
         context = RequestContext.attach(scope)
         body = _RequestBody(scope, receive, self._deadline)
-        response = _ResponseSender(scope, send, [*_trace_header()] if self._tracing else [], context, body)
+        path: str = scope["path"]
+        # Whatever starts like a guarded path is guarded, however the framework reads the rest.
+        predicts = path.startswith(self._guarded.key)
+        headers = [*(_trace_header() if self._tracing else ()), *(API_HEADERS if predicts else PAGE_HEADERS)]
+        response = _ResponseSender(scope, send, headers, context, body)
         try:
             self._check(scope, context)
-            bounded = body.receive if reads_own_body(scope["path"]) else _bounded(body.receive, self._deadline)
+            # Predictions and these uploads are read by their routes, within limits of their own.
+            reads_own_body = predicts or path in TEACH_UPLOADS
+            bounded = body.receive if reads_own_body else _bounded(body.receive, self._deadline)
             # A GET route answers HEAD, too; the body is left out.
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self._app(inner, bounded, response.send)
@@ -89,9 +98,9 @@ class RequestMiddleware:
         if not path.isprintable():
             raise no_such_page(path)
         # Protected paths are matched by prefix, however the router normalises the rest.
-        if self._key is not None and path.startswith(KEY_PATHS):
+        if self._key is not None and path.startswith(self._guarded.key):
             check_key(headers, self._key)
-        if path.startswith(ADMIN_PATHS):
+        if path.startswith(self._guarded.admin):
             context.user = check_admin(headers, self._token)
             check_change(scope["method"], path, headers)
         _check_parameters(scope["query_string"])
@@ -151,9 +160,8 @@ class _ResponseSender:
         self._body = body
         self._bodyless = scope["method"] == "HEAD"
         self._send = send
-        prediction = scope["path"].startswith(KEY_PATHS)
         request_id = (b"x-request-id", context.request_id.encode())
-        self._headers = [request_id, SCHEMA_HEADER, *more, *(API_HEADERS if prediction else PAGE_HEADERS)]
+        self._headers = [request_id, SCHEMA_HEADER, *more]
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

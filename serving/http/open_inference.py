@@ -23,6 +23,7 @@ from starlette.responses import Response
 from serving import errors
 from serving.bundle.manifest import Manifest
 from serving.errors import MalformedRequestError, ParameterError, RequestError, TooManyImagesError
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.predict_routes import PREDICTION_ERRORS, PredictionQuery, Predictions, UploadedImages
 from serving.http.responses import PROTOCOL_PATHS, no_such_page
 from serving.http.schemas import field
@@ -230,10 +231,12 @@ def _responses(*kinds: type[RequestError]) -> dict[int | str, dict[str, Any]]:
     return described
 
 
-router = APIRouter(prefix=PROTOCOL_PATHS, tags=["Open Inference Protocol"], responses=_responses())
+_OPTIONS: dict[str, Any] = {"tags": ["Open Inference Protocol"], "responses": _responses()}
+router = APIRouter(prefix=PROTOCOL_PATHS, **_OPTIONS)
+models = GuardedRouter(Guard.KEY, prefix=f"{PROTOCOL_PATHS}/models", **_OPTIONS)
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
-_NAMED = _responses(errors.PageError, errors.UnauthorizedError, errors.ParameterError)
-_INFER = _responses(errors.PageError, *PREDICTION_ERRORS)
+_NAMED = _responses(errors.PageError, *Guard.KEY.value, errors.ParameterError)
+_INFER = _responses(errors.PageError, *Guard.KEY.value, *PREDICTION_ERRORS)
 
 
 def _manifest(request: Request, name: str | None = None, version: str | None = None) -> Manifest:
@@ -267,8 +270,8 @@ def _with_version(path: str, version_name: str, **options: Any) -> Callable[[_En
     """Register an endpoint of a model twice: for the served version, and for a version by its name."""
 
     def register(endpoint: _Endpoint) -> _Endpoint:
-        router.add_api_route(f"/models/{{name}}/versions/{{version}}{path}", endpoint, name=version_name, **options)
-        router.add_api_route(f"/models/{{name}}{path}", endpoint, **options)
+        models.add_api_route(f"/{{name}}/versions/{{version}}{path}", endpoint, name=version_name, **options)
+        models.add_api_route(f"/{{name}}{path}", endpoint, **options)
         return endpoint
 
     return register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -10,8 +10,10 @@ from fastapi.openapi.utils import get_openapi
 from serving import errors
 from serving.bundle.labels import NEW_LABEL
 from serving.errors import RequestError
-from serving.http.auth import ADMIN_PATHS, KEY_PATHS
 from serving.http.schemas import SCHEMA, error_answer
+
+if TYPE_CHECKING:
+    from serving.http.guards import GuardedPaths
 
 REQUEST_ID = "5f2c9a7b1e604d83"
 FILE_SCHEMA = {"type": "string", "format": "binary"}
@@ -87,7 +89,8 @@ def file_response(description: str, *media_types: str) -> dict[int | str, dict[s
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of the application."""
+    """The OpenAPI document of the application, whose `state.guarded` are the guarded paths."""
+    guarded: GuardedPaths = app.state.guarded
     described = get_openapi(
         title="openworld",
         version=str(SCHEMA),
@@ -99,10 +102,10 @@ def document(app: FastAPI) -> dict[str, Any]:
     described["tags"] = [{"name": name, "description": about} for name, about in TAGS.items()]
     for path, operations in described["paths"].items():
         for operation in operations.values():
-            if path.startswith(KEY_PATHS):
+            if path.startswith(guarded.key):
                 operation["security"] = _KEY_SECURITY
                 operation.setdefault("parameters", []).append(_REQUEST_ID_PARAMETER)
-            if path.startswith(ADMIN_PATHS):
+            if path.startswith(guarded.admin):
                 operation["security"] = _ADMIN_SECURITY
             for response in operation["responses"].values():
                 response["headers"] = {**_HEADERS, **response.get("headers", {})}

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.routing import APIRoute
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from serving import errors
 from serving.errors import DeadlineError, RequestError
 from serving.http.context import RequestContext
-from serving.http.inflight_bytes import InflightBytes
-from serving.http.openapi import FILE_SCHEMA, error_responses
+from serving.http.guards import Guard, GuardedRouter
+from serving.http.inflight_bytes import InflightBytes, Reserve
+from serving.http.openapi import FILE_SCHEMA
 from serving.http.schemas import (
     Answer,
     Answers,
@@ -70,10 +73,10 @@ DEFAULTS = PredictionQuery()
 
 
 class UploadedImages(NamedTuple):
-    """The images of an upload, and the number of bytes that they are read from."""
+    """The images of an upload, and the number of bytes that they are read from; None if reading them takes a thread."""
 
     read: Sequence[ReadImage]
-    size: int
+    size: int | None
     query: PredictionQuery | None = None
     """Parameters that the body contains, and not the URL."""
 
@@ -83,7 +86,7 @@ Outcomes = list[str | RequestError]
 
 
 class Predictions:
-    """Reads uploads within the limits and passes their images to the queue."""
+    """Reads uploads, or image files, within the limits and passes their images to the queue."""
 
     def __init__(self, settings: Settings, queue: Callable[[], InferenceQueue]) -> None:
         self._settings = settings
@@ -116,6 +119,20 @@ class Predictions:
 
         return await self._outcomes(request, DEFAULTS, limit, split)
 
+    async def file(self, path: Path) -> str:
+        """The answer for an image file, as JSON: for code in this process."""
+        (outcome,) = await self._of_files([path], self._settings.max_bytes)
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
+
+    async def files(self, paths: Sequence[Path]) -> Outcomes:
+        """The answers for image files, each as JSON or as its error: for code in this process."""
+        if not 1 <= len(paths) <= self.max_images:
+            kind = errors.TooManyImagesError if paths else errors.MalformedRequestError
+            raise kind("number of images", got=str(len(paths)), allowed=f"1 to {self.max_images}")
+        return await self._of_files(paths, self._settings.max_body)
+
     @property
     def max_images(self) -> int:
         return self._settings.max_images
@@ -123,31 +140,50 @@ class Predictions:
     async def _outcomes(
         self, request: Request, query: PredictionQuery, limit: Callable[[str], int], split: SplitUpload
     ) -> Outcomes:
+        kind, announced = request.headers.get("content-type", ""), request.headers.get("content-length", "")
+
+        async def receive(reserve: Reserve) -> UploadedImages:
+            # No variable refers to the upload: copies of its images need not keep it in memory.
+            return await split(Upload(kind, await read_body(request.receive, announced, limit(kind), reserve)))
+
+        return await self._answered(receive, query, RequestContext.of(request).request_id, request.receive)
+
+    async def _of_files(self, paths: Sequence[Path], most: int) -> Outcomes:
+        """The answers for image files of at most `most` bytes together."""
+
+        async def measure(reserve: Reserve) -> UploadedImages:
+            size = sum(path.stat().st_size for path in paths)
+            if size > most:
+                raise errors.TooManyBytesError("files too large", got=f"{size} bytes", allowed=f"up to {most} bytes")
+            reserve(size)
+            return UploadedImages([path.read_bytes for path in paths], None)
+
+        return await self._answered(measure, DEFAULTS)
+
+    async def _answered(
+        self,
+        receive_images: Callable[[Reserve], Awaitable[UploadedImages]],
+        query: PredictionQuery,
+        request_id: str | None = None,
+        receive: Receive | None = None,
+    ) -> Outcomes:
+        """The answers for the images that `receive_images` returns: within the queue, the bytes in flight and the
+        deadline."""
         queue = self._queue()
         loaded = queue.loaded
         options = query.options(loaded)
         # If the queue is full, no body is read. Room is reserved only once a body is complete, so slow uploads block no
         # other request.
         queue.check_room()
-        kind, announced = request.headers.get("content-type", ""), request.headers.get("content-length", "")
-        request_id = RequestContext.of(request).request_id
         seconds = self._settings.deadline
         try:
             async with asyncio.timeout(seconds):
                 with self.inflight.request() as reserve:
-                    # No variable refers to the upload: copies of its images need not keep it in memory.
-                    images = await split(
-                        Upload(kind, await read_body(request.receive, announced, limit(kind), reserve))
-                    )
+                    images = await receive_images(reserve)
                     if images.query is not None:
                         options = images.query.options(loaded)
                     return await queue.predict(
-                        images.read,
-                        options,
-                        loaded,
-                        request_id=request_id,
-                        receive=request.receive,
-                        size=images.size,
+                        images.read, options, loaded, request_id=request_id, receive=receive, size=images.size
                     )
         except TimeoutError:
             allowed = f"{seconds:g} seconds from the request's head to its answer"
@@ -177,7 +213,6 @@ def _entry(outcome: str | RequestError) -> str:
 
 PREDICTION_ERRORS = (
     errors.MalformedRequestError,
-    errors.UnauthorizedError,
     errors.TooManyBytesError,
     errors.TooManyPixelsError,
     errors.TooManyImagesError,
@@ -233,7 +268,7 @@ class PredictionRoute(APIRoute):
         return handle
 
 
-router = APIRouter(tags=["Predictions"], responses=error_responses(*PREDICTION_ERRORS), route_class=PredictionRoute)
+router = GuardedRouter(Guard.KEY, *PREDICTION_ERRORS, tags=["Predictions"], route_class=PredictionRoute)
 
 
 @router.post("/predict", response_model=Answer, openapi_extra={"requestBody": _ONE_BODY})

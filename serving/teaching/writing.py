@@ -6,10 +6,8 @@ more than what was taught. Bundles never change once they are written.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.bundle.atomic import sync
 from serving.bundle.decision import OUTPUT_NAMES, complete
+from serving.bundle.directory import WriteError, fresh_directory, move_into_place, recover
 from serving.bundle.embedding import PER_CLASS, Embedding
 from serving.bundle.layout import (
     EMBEDDING,
@@ -45,8 +43,8 @@ from serving.teaching.curriculum import Task
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import Knowledge
 
-UNFINISHED, ABANDONED = ".teaching.", 3600.0
-"""Prefix of the folders of unfinished bundles, and the seconds after which one counts as abandoned."""
+UNFINISHED = "teaching"
+"""Part of the names of the folders of unfinished bundles on a shelf, so that the next lesson finds them."""
 
 
 @dataclass(frozen=True)
@@ -195,17 +193,20 @@ def _lessons(knowledge: Knowledge) -> tuple[LessonInfo, ...]:
     return tuple(found)
 
 
-def write(written: Written, before: Bundle, folder: Path) -> None:
-    """Write a bundle into an empty folder, durably."""
+def write(written: Written, before: Bundle, place: Path, unfinished: str | None = None) -> None:
+    """Write a bundle to its place, where it appears complete or not at all; `unfinished` is part of the name of its
+    folder until then, that of its place by default."""
     try:
-        for name, source in written.same.items():
-            _link(before.path / source, folder / name)
-        for name, content in written.files.items():
-            (folder / name).write_bytes(content)
-        for path in (*folder.iterdir(), folder):
-            sync(path)
+        with fresh_directory(place.parent, unfinished or place.name) as fresh:
+            for name, source in written.same.items():
+                _link(before.path / source, fresh / name)
+            for name, content in written.files.items():
+                (fresh / name).write_bytes(content)
+            move_into_place(fresh, place)
+    except WriteError as error:
+        raise TeachError(str(error)) from error
     except OSError as error:
-        raise TeachError(f"{folder}: the bundle cannot be written: {error.strerror or error}") from error
+        raise TeachError(f"{place}: the bundle cannot be written: {error.strerror or error}") from error
 
 
 def put_beside(written: Written, before: Bundle, shelf: Path) -> Path:
@@ -213,29 +214,14 @@ def put_beside(written: Written, before: Bundle, shelf: Path) -> Path:
     place = shelf / written.manifest.version
     if (place / MANIFEST).is_file():
         load_bundle(place).check()
-        return place
-    fresh = shelf / f"{UNFINISHED}{os.urandom(8).hex()}"
-    try:
-        fresh.mkdir()
-        write(written, before, fresh)
-        os.rename(fresh, place)
-        sync(shelf)
-    except OSError as error:
-        if (place / MANIFEST).is_file():
-            # Another process has written the same bundle.
-            return place
-        raise TeachError(f"{shelf}: the bundle cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    else:
+        write(written, before, place, UNFINISHED)
     return place
 
 
 def remove_unfinished(shelf: Path) -> None:
     """Remove what killed processes have left on a shelf."""
-    for folder in shelf.glob(f"{UNFINISHED}*"):
-        with contextlib.suppress(FileNotFoundError):
-            if folder.stat().st_mtime < time.time() - ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)
+    recover(shelf, UNFINISHED)
 
 
 def _link(source: Path, target: Path) -> None:

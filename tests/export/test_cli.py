@@ -167,6 +167,34 @@ def test_an_unknown_subcommand_gets_a_suggestion(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--json", "evaluate", "a run"],
+            "options of a command follow its name: got --json before evaluate; allowed: openworld evaluate 'a run' "
+            "--json\n",
+        ),
+        (
+            ["--out", "b", "export"],
+            "options of a command follow its name: got --out before export; allowed: openworld export ",
+        ),
+        (
+            ["--verson"],
+            "no such option of openworld itself: got --verson; allowed: --help, --version, or a command; did you mean "
+            "'--version'?\n",
+        ),
+    ],
+)
+def test_an_option_before_the_subcommand_is_told_its_place(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["evaluate", "run", "--tp", "sigmiod"], "argument --tp: got 'sigmiod'; allowed: argmax, sigmoid, "),
@@ -189,6 +217,14 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
     [
         (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
         (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
+        (["discover", "--foo"], "no such option: got --foo; allowed: --bundle, --images, --json, "),
+        (["discover", "/nope", "--fo=1"], "no such option: got --fo; allowed: --bundle, --images, --json, "),
+        (["export", "--outt", "b", "run"], "no such option: got --outt; allowed: --cascade, "),
+        (
+            ["serve", "--prto", "80", "--por", "x"],
+            "no such option: got --prto; allowed: --host, --port; did you mean '--port'?",
+        ),
+        (["discover", "--", "--foo"], "the following arguments are required: --bundle"),
         (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: see the usage line"),
         (
             ["predict", "--explain", "pgn", "b"],

@@ -149,7 +149,7 @@ def test_a_lesson_that_cannot_be_written_leaves_the_shelf_as_it_was(how: str, sm
     examples = Examples.of({"elk": given}, "ann", "2024-01-01T00:00:00+00:00")
     written = compose(served, learn(Curriculum.of(served.bundle).taught(examples)), ())
     BROKEN[how](small)
-    with pytest.raises(TeachError, match=f"cannot be written: {REASONS[how]}"):
+    with pytest.raises(TeachError, match=f"be written.*: {REASONS[how]}"):
         put_beside(written, served.bundle, shelf)
     writable(small)
     assert [path.name for path in shelf.iterdir()] == ["first"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from export import cli
 from export.__main__ import main
 from export.graph.evidence import Evidence
+from serving.bundle.layout import CARD
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel
 from serving.bundle.run_verdict import PartVerdict, RunVerdict, summarise
@@ -42,6 +46,31 @@ def test_a_run_that_does_not_work_is_refused_in_one_line(
     assert BAD.numbers in line
     assert "--force" in line
     assert not out.exists()
+
+
+def test_the_command_on_the_card_writes_the_same_bundle_again(
+    tiny_hat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tiny_preset(monkeypatch)
+    options = ["--decision", "paper", "--cascade", "off", "--force", "--precision", "int8"]
+    assert main([str(tiny_hat), "--out", str(tmp_path / "first"), *options]) == 0
+    first = load_bundle(tmp_path / "first")
+    (command,) = re.findall(r"^openworld (export .*)$", (first.path / CARD).read_text(), re.MULTILINE)
+    assert command == "export RUN --out BUNDLE --precision int8 --cascade off --decision paper --force"
+    places = {"RUN": str(tiny_hat), "BUNDLE": str(tmp_path / "second")}
+    words = [places.get(word, word) for word in shlex.split(command)]
+    assert cli.main([word for word in words if word != "--force"]) == 2, "it was needed"
+    assert cli.main(words) == 0
+    assert load_bundle(tmp_path / "second").manifest.version == first.manifest.version
+
+
+def test_force_that_is_not_needed_changes_nothing(run: Path, tmp_path: Path) -> None:
+    for name, options in (("plain", []), ("forced", ["--force"])):
+        assert main([str(run), "--out", str(tmp_path / name), *options]) == 0
+    plain, forced = (load_bundle(tmp_path / name).manifest for name in ("plain", "forced"))
+    assert plain.version == forced.version
+    assert forced.origin is not None
+    assert forced.origin.export == ()
 
 
 def test_by_force_every_answer_and_the_description_have_the_warning(

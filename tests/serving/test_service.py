@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,14 @@ from PIL import Image
 from serving.__main__ import main as serve
 from serving.bundle.layout import RULE
 from serving.bundle.model import BundleModel
-from serving.errors import ImageFormatError
+from serving.errors import (
+    BusyError,
+    DeadlineError,
+    ImageFormatError,
+    MalformedRequestError,
+    TooManyBytesError,
+    TooManyImagesError,
+)
 from serving.host.address import LOOPBACK
 from serving.http.schemas import Answer, Answers
 from serving.predict import main
@@ -365,6 +373,41 @@ def test_the_service_answers_in_this_process_as_over_http(
     files = {"files": [("images", ("red", RED)), ("images", ("junk", b"junk"))]}
     over_http = Answers.model_validate(client.post("/predict_many", **files).json())
     assert many.model_dump(mode="json") == over_http.model_dump(mode="json")
+
+
+def test_limits_and_deadline_hold_in_this_process(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over HTTP."""
+    for name, value in {"BUNDLE": bundle, "DEADLINE": 0.2, "QUEUE": 1, "MAX_BYTES": 1000, "MAX_IMAGES": 2}.items():
+        monkeypatch.setenv(f"OPENWORLD_{name}", str(value))
+    red, large = tmp_path / "red.png", tmp_path / "large.png"
+    red.write_bytes(RED)
+    large.write_bytes(bytes(1001))
+    service = OpenWorld()
+
+    async def ask() -> None:
+        with pytest.raises(TooManyBytesError, match="got 1001 bytes; allowed: up to 1000 bytes"):
+            await service.predict(image=large)
+        for files, kind in (([red] * 3, TooManyImagesError), ([], MalformedRequestError)):
+            with pytest.raises(kind, match=f"got {len(files)}; allowed: 1 to 2"):
+                await service.predict_many(images=files)
+        with service.engine.queue.admitted(), pytest.raises(BusyError):
+            await service.predict(image=red)
+        release = threading.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda _: RED if release.wait(PATIENCE) else b"")
+            for call in (service.predict(image=red), service.predict_many(images=[red])):
+                with pytest.raises(DeadlineError, match=r"allowed: 0.2 seconds"):
+                    await asyncio.wait_for(call, PATIENCE)
+            release.set()
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.close()
+        gc.unfreeze()
+        gc.set_threshold(700, 10, 10)
 
 
 def test_bentomls_own_parser_gets_no_body(client: httpx.Client, tmp_path: Path) -> None:

@@ -150,14 +150,12 @@ def check_names(labels: Iterable[str]) -> None:
         raise DataError(f"class names: got {', '.join(map(repr, refused))}; allowed: {NEW_LABEL}; rename their folders")
 
 
-def check_classes(tasks: Tasks, source: Source) -> None:
-    """Raise a DataError if a class of a task has no images."""
-    missing = [label for task in tasks for label in task if label not in source.classes]
+def check_classes(tasks: Tasks, classes: Sequence[str]) -> None:
+    """Raise a DataError if a class of a task is not among those that have images."""
+    missing = [label for task in tasks for label in task if label not in classes]
     if missing:
-        close = "".join(did_you_mean(label, source.classes) for label in missing)
-        raise DataError(
-            f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(source.classes)}{close}"
-        )
+        close = "".join(did_you_mean(label, classes) for label in missing)
+        raise DataError(f"no images of {', '.join(map(repr, missing))}; the data has: {', '.join(classes)}{close}")
 
 
 def too_few(source: Source, config: RunConfig, task: int) -> list[str]:

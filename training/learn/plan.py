@@ -130,14 +130,13 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
     request, data = chosen_trunk(chosen), _place(chosen.data)
     if request is None:
         _check_no_ray(chosen)
+    _check_new_run(chosen, request, data)
     trunk = None if request is None else _opened_trunk(request, chosen, data, reporter)
     preset = _preset(chosen, trunk)
     kind = kind_of(preset.dataset, data)
     encoder = None if trunk is None else Encoder(trunk, reporter=reporter, ray=chosen.ray)
     if encoder is not None and trunk is not None and trunk.weights is None:
         _announce(encoder, chosen, preset, data, reporter)
-    if chosen.tasks is None and kind == FOLDER and data is not None and Path(data).is_dir():
-        check_names(class_names(Path(data)))
     source = load_source(kind, preset.image, data, encoder)
     tasks = _planned_tasks(chosen, preset, source)
     buffer = preset.buffer if chosen.buffer is True else chosen.buffer or 0
@@ -149,6 +148,29 @@ def _new_run(folder: Path, chosen: argparse.Namespace, reporter: Reporter) -> Tr
     _check_images(config, sources, 0)
     weights = trunk.weights if trunk else None
     return TrainingPlan(folder, config, sources, begun=False, grown=True, trunk_weights=weights)
+
+
+def _check_new_run(chosen: argparse.Namespace, request: TrunkRequest | None, data: str | None) -> None:
+    """Refuse class names that are misspelt, or that no class may have, before a trunk is opened or an image is read."""
+    preset = _preset(chosen, None) if request is None else benchmark_of(chosen.preset) or PRESETS["images"]
+    kind = kind_of(preset.dataset, data)
+    if chosen.tasks is not None:
+        tasks = parse_tasks(chosen.tasks)
+        check_names(label for task in tasks for label in task)
+        _check_folders(tasks, kind, data)
+    elif kind == FOLDER and data is not None:
+        check_names(_folders(data))
+
+
+def _check_folders(tasks: Tasks, kind: str, data: str | None) -> None:
+    """Refuse classes of which `data` has no folder; where there are no folders at all, reading them reports it."""
+    if kind == FOLDER and data is not None and (found := _folders(data)):
+        check_classes(tasks, found)
+
+
+def _folders(data: str) -> list[str]:
+    """The names of class folders, as far as they can be listed; reading the images raises the error."""
+    return class_names(Path(data)) if Path(data).is_dir() else []
 
 
 def _opened_trunk(request: TrunkRequest, chosen: argparse.Namespace, data: str | None, reporter: Reporter) -> Trunk:
@@ -197,7 +219,7 @@ def _planned_tasks(chosen: argparse.Namespace, preset: Preset, source: Source) -
         known = [label for label in source.classes if label not in preset.held_out]
         size = preset.classes_per_task if chosen.classes_per_task is None else chosen.classes_per_task
         tasks = in_tasks_of(known, size)
-    check_classes(tasks, source)
+    check_classes(tasks, source.classes)
     return tasks
 
 
@@ -251,10 +273,11 @@ def _added_task(folder: Path, config: RunConfig, chosen: argparse.Namespace, rep
         lesson = replace(next(old for old in config.lessons if old.dataset != QUARANTINE), tasks=tasks)
     else:
         lesson = Lesson(tasks, kind_of(config.preset.dataset, data), data)
+    _check_folders(tasks, lesson.dataset, lesson.data)
     learned = len(config.tasks)
     config = replace(config, lessons=(*config.lessons, lesson))
     sources = _opened(folder, config, chosen, reporter, learned)
-    check_classes(tasks, sources.of(lesson))
+    check_classes(tasks, sources.of(lesson).classes)
     _check_images(config, sources, learned)
     return TrainingPlan(folder, config, sources, grown=True)
 

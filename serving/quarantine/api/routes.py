@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -19,6 +19,7 @@ from serving.bundle.labels import did_you_mean, same_label
 from serving.bundle.manifest import Manifest
 from serving.bundle.umap_places import UmapError
 from serving.http.context import RequestContext
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.openapi import error_responses, file_response
 from serving.http.page import page_response
 from serving.http.schemas import ApiModel, ModelName, Whole, field
@@ -75,19 +76,15 @@ class DeleteQuery(ApiModel):
 
 ItemId = Annotated[Whole, Path(ge=0, le=schemas.LARGEST_ID, description="number of an image", examples=[17])]
 
-router = APIRouter(
+router = GuardedRouter(
+    Guard.ADMIN,
+    errors.NoSuchItemError,
+    errors.QuarantineOffError,
+    errors.AlreadyLearnedError,
+    errors.ParameterError,
+    errors.QuarantineAwayError,
     prefix="/unknowns",
     tags=["Unknown images"],
-    responses=error_responses(
-        errors.AdminTokenError,
-        errors.AdminOffError,
-        errors.CrossSiteError,
-        errors.NoSuchItemError,
-        errors.QuarantineOffError,
-        errors.AlreadyLearnedError,
-        errors.ParameterError,
-        errors.QuarantineAwayError,
-    ),
 )
 _image_errors = error_responses(errors.ImageFormatError, errors.ParameterError, errors.BrokenImageError)
 _change_errors = error_responses(

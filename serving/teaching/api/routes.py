@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from serving import errors
 from serving.bundle.labels import plain, same_label
 from serving.bundle.pixels import Limits
 from serving.http.context import RequestContext
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.openapi import FILE_SCHEMA, error_responses, file_response
 from serving.http.page import page_response
 from serving.http.predict_routes import Predictions
@@ -77,18 +78,14 @@ class ExportQuery(ApiModel):
     label: str | SkipJsonSchema[None] = field("only of this class", "cow", default=None)
 
 
-router = APIRouter(
+router = GuardedRouter(
+    Guard.ADMIN,
+    errors.TeachOffError,
+    errors.QuarantineOffError,
+    errors.ParameterError,
+    errors.QuarantineAwayError,
     prefix="/teach",
     tags=["Teaching"],
-    responses=error_responses(
-        errors.AdminTokenError,
-        errors.AdminOffError,
-        errors.CrossSiteError,
-        errors.TeachOffError,
-        errors.QuarantineOffError,
-        errors.ParameterError,
-        errors.QuarantineAwayError,
-    ),
 )
 _body_errors = (errors.MalformedRequestError, errors.MediaTypeError, errors.TooManyBytesError)
 _change_errors = error_responses(*_body_errors, errors.NoSuchItemError, errors.BadLabelError)

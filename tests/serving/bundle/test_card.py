@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from serving.bundle.card import model_card
 from serving.bundle.layout import CARD
-from serving.bundle.manifest import Manifest, load_bundle
+from serving.bundle.manifest import Manifest, fingerprint, load_bundle
 from serving.bundle.run_verdict import PartVerdict, summarise
 from serving.bundle.sections import Origin
 from serving.model import Model
@@ -71,6 +73,34 @@ def test_data_classes_metrics_verdict_limits_and_commands(manifest: Manifest) ->
     assert "openworld fit --data FOLDER --out RUN\nopenworld export RUN --out BUNDLE\n" in card
     assert manifest.trunk is not None
     assert manifest.trunk.sha256 in card
+
+
+def test_the_options_of_the_export_are_part_of_how_to_reproduce_it(manifest: Manifest) -> None:
+    assert manifest.origin is not None
+    options = ("--precision", "int8", "--decision", "a b", "--no-teaching", "--force")
+    after = manifest.model_copy(update={"origin": manifest.origin.model_copy(update={"export": options})})
+    assert (
+        "\nopenworld export RUN --out BUNDLE --precision int8 --decision 'a b' --no-teaching --force\n"
+        in model_card(after)
+    )
+    assert fingerprint(after) != fingerprint(manifest)
+
+
+def test_a_manifest_without_the_options_of_its_export_keeps_its_version(manifest: Manifest) -> None:
+    """It was written before they were recorded."""
+    content = manifest.model_dump(mode="json")
+    del content["origin"]["export"]
+    content["precisions"] = ["fp32", "int8"]
+    before = Manifest.model_validate(content)
+    assert "\nopenworld export RUN --out BUNDLE --precision int8\n" in model_card(before)
+    for name in ("version", "created", "before"):
+        del content[name]
+    for task in content["tasks"]:
+        del task["unchanged"]
+    for name in ("consolidated", "taught"):
+        assert content.pop(name) == []
+    written = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    assert fingerprint(before) == hashlib.sha256(written).hexdigest()[:12]
 
 
 def test_labels_are_shown_as_they_are(manifest: Manifest) -> None:

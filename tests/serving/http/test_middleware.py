@@ -12,10 +12,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import uvicorn
+from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from serving.http.app import make_app
+from serving.http.app import ROUTERS, make_app
+from serving.http.guards import Guard, GuardedRouter
 from serving.http.middleware import RequestMiddleware
 from serving.http.schemas import ErrorAnswer
 from serving.settings import Settings
@@ -136,7 +138,7 @@ async def _serve_anything(scope: Scope, receive: Receive, send: Send) -> None:
 def test_a_path_with_control_characters_is_no_page(path: str, end: str) -> None:
     """A framework that normalises such a path must never see it."""
     settings = Settings(access_log=False, api_key="k" * 16, admin_token="t" * 16)
-    app = RequestMiddleware(_serve_anything, settings, ())
+    app = RequestMiddleware(_serve_anything, settings, ROUTERS)
     for headers in ({}, {"x-api-key": "k" * 16, "authorization": "Bearer " + "t" * 16}):
         response = asked(app, "POST", path + end, headers)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
@@ -144,9 +146,29 @@ def test_a_path_with_control_characters_is_no_page(path: str, end: str) -> None:
 
 @pytest.mark.parametrize("path", ["/predict", "/predict_many", "/predict/", "/predict%2F", "/predict;x", "/predict%20"])
 def test_what_begins_like_a_prediction_needs_the_key(path: str) -> None:
-    app = RequestMiddleware(_serve_anything, Settings(access_log=False, api_key="k" * 16), ())
+    app = RequestMiddleware(_serve_anything, Settings(access_log=False, api_key="k" * 16), ROUTERS)
     assert asked(app, "POST", path).status_code == 401
     assert asked(app, "POST", path, {"x-api-key": "k" * 16}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *(("GET", path, 401) for path in ("/secret", "/secrets", "/secret/7", "/secret%2F7", "/secret//")),
+        *(("POST", path, 401) for path in ("/vault", "/vault/", "/vaults", "/vault/open", "/vault/nothing")),
+        *(("GET", path, 200) for path in ("/", "/secre", "/open", "/open/secret", "/x/vault")),
+    ],
+)
+def test_a_router_declares_what_its_paths_need(method: str, path: str, status: int) -> None:
+    """Nothing else has to be told, and what starts like its paths needs the same."""
+    secrets, vault, free = GuardedRouter(Guard.KEY), GuardedRouter(Guard.ADMIN, prefix="/vault"), APIRouter()
+    for router, route in ((secrets, "/secret/{number}"), (vault, "/open"), (free, "/open")):
+        router.add_api_route(route, lambda: None)
+    settings = Settings(access_log=False, api_key="k" * 16, admin_token="t" * 16)
+    app = RequestMiddleware(_serve_anything, settings, (secrets, vault, free))
+    assert asked(app, method, path).status_code == status
+    key, token = {"x-api-key": "k" * 16}, {"authorization": "Bearer " + "t" * 16}
+    assert asked(app, method, path, token if "/vault" in path else key).status_code == 200
 
 
 async def _fail(scope: Scope, receive: Receive, send: Send) -> None:

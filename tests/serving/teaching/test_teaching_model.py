@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.bundle import directory
+from serving.bundle.directory import fresh_directory
 from serving.bundle.embedding import PER_CLASS, Embedding
-from serving.bundle.layout import EMBEDDING, detector_name
+from serving.bundle.layout import EMBEDDING, MANIFEST, detector_name
 from serving.bundle.manifest import load_bundle
 from serving.bundle.model import BundleModel, load_pooled
 from serving.bundle.pixels import open_image, to_pixels
@@ -28,6 +30,8 @@ from serving.teaching.curriculum import Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.learning import learn
 from serving.teaching.trial import try_out
+from serving.teaching.writing import UNFINISHED, Written, put_beside
+from tests.helpers import raise_at_call
 from tests.helpers_serving import ROOT, reseal
 from tests.helpers_teaching import ALL, DIM, RUN_IMAGES, TASKS, encode, pictures, write_bundle
 
@@ -44,6 +48,35 @@ def taught(bundle: Path, *lessons: dict[str, Sequence[bytes]]) -> Model:
     for lesson in lessons:
         model.teach(lesson)
     return model
+
+
+def test_a_model_that_cannot_be_saved_leaves_nothing(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "saved"
+    model = taught(bundle, {"elk": pictures("elk", 3)})
+    for call in range(1, 4):
+        with monkeypatch.context() as patch:
+            raise_at_call(patch, directory, "sync", call)
+            with pytest.raises(TeachError, match="saved: the bundle cannot be written: sync died"):
+                model.save(place)
+        assert list(tmp_path.iterdir()) == []
+    place.mkdir()
+    assert Model.load(model.save(place), threads=1).labels == model.labels
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_what_a_killed_lesson_left_on_a_shelf_is_removed_by_the_next(bundle: Path, tmp_path: Path) -> None:
+    """At once, because its lock has ended with it; what a living one writes stays."""
+    before = load_bundle(bundle)
+    written = Written(before.manifest, {}, {name: name for name in (*before.manifest.files, MANIFEST)})
+    with fresh_directory(tmp_path, UNFINISHED) as living:
+        (left := living.with_name(f"{living.name}-killed")).mkdir()
+        (left / MANIFEST).write_text("half")
+        place = put_beside(written, before, tmp_path)
+        assert {*tmp_path.iterdir()} == {place, living}
+    assert load_bundle(put_beside(written, before, tmp_path)).manifest == before.manifest
+    assert [*tmp_path.iterdir()] == [place]
 
 
 def test_teaches_two_classes(bundle: Path) -> None:

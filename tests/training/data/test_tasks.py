@@ -53,7 +53,7 @@ def test_a_task_needs_a_class() -> None:
 
 def test_a_class_without_images_is_named_with_those_there_are() -> None:
     with pytest.raises(DataError, match="no images of 'cat', 'dog'; the data has: zero, one, two, three, four"):
-        check_classes((("zero", "cat"), ("dog",)), tiny_source())
+        check_classes((("zero", "cat"), ("dog",)), tiny_source().classes)
 
 
 def of_task(task: int, seed: int = 0, limit: int | None = None) -> TaskData:

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from tests.helpers import TINY_PRESET, kill_at_save, run_tensors, use_tiny_preset
+from tests.helpers_photos import write_photos
 from training import fit
 from training.config import Lesson, RunConfig
+from training.data.reader import PixelReader
 from training.data.sources import Sources
 from training.fit import make_parser
 from training.learn import plan
@@ -68,6 +70,42 @@ def test_a_class_that_shrank_is_found_before_a_run_goes_on(tmp_path: Path, capsy
     assert fit.main(["--out", str(run), "--resume"]) == 2
     assert "'dog' of task 1 has 1 to learn from and 1 to test on" in capsys.readouterr().err
     assert (run / CURRENT).read_bytes() == before
+
+
+# ---- misspelt classes
+
+
+def read_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Make a test fail that opens a trunk or reads images."""
+    for owner, name in ((plan, "open_trunk"), (plan, "learn_trunk"), (plan, "Encoder"), (PixelReader, "read")):
+        patch.setattr(owner, name, lambda *_, **__: pytest.fail("the name of the class should have been checked"))
+
+
+@pytest.mark.parametrize("trunk", ["efficientnet-lite0", "patches", "none"])
+@pytest.mark.parametrize("inside", ["", "train"])
+def test_a_misspelt_class_is_found_before_an_image_is_read(
+    trunk: str, inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photos(tmp_path / "photos" / inside, disc=3, dots=3)
+    read_nothing(monkeypatch)
+    words = ["--data", str(tmp_path / "photos"), "--trunk", trunk, "--out", str(tmp_path / "run")]
+    assert fit.main([*words, "--tasks", "disc,dotts"]) == 2
+    assert "no images of 'dotts'; the data has: disc, dots; did you mean 'dots'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trunk", ["patches", "none"])
+def test_a_misspelt_class_that_is_added_is_found_before_an_image_is_read(
+    trunk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, run = write_photos(tmp_path / "photos", disc=4, ring=4, dots=4), tmp_path / "run"
+    small = ["--trunk-option", "count=20", "--size", "32"] if trunk == "patches" else ["--preset", "digits"]
+    words = ["--data", str(photos), "--trunk", trunk, *small, "--tasks", "disc,ring"]
+    assert fit.main([*words, "--out", str(run)]) == 0
+    read_nothing(monkeypatch)
+    capsys.readouterr()
+    for data in ([], ["--data", str(photos)]):
+        assert fit.add_task([str(run), "dotts", *data]) == 2
+        assert "no images of 'dotts'; the data has: disc, dots, ring; did you mean 'dots'?" in capsys.readouterr().err
 
 
 # ---- continuing a run
