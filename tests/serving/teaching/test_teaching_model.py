@@ -610,7 +610,7 @@ def test_a_label_is_that_of_a_class_which_looks_the_same(bundle: Path) -> None:
         model.teach({"elk": pictures("elk", 6), "Elk": pictures("elk", 6, first=10)})
     model.teach({" dog ": pictures("hen", 6), "red  elk": pictures("elk", 6), "red elk ": pictures("elk", 3, first=10)})
     assert model.labels == (*ALL[:8], "red elk")
-    with pytest.raises(TeachError, match="no class 'Red elk'; .*; did you mean 'red elk'"):
+    with pytest.raises(TeachError, match=r"no class 'Red elk'; .*; did you mean 'red elk'"):
         model.forget("Red elk")
     with pytest.raises(TeachError, match="'dog' is a class already"):
         model.rename("red elk", " dog")
