@@ -190,7 +190,8 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
         (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
         (
             ["fit", "--consolidate", "RUN", "--publish", "SHELF"],
-            "no such option: got --consolidate; did you mean: openworld learn-unknowns RUN --consolidate --publish SHELF",
+            "no such option: got --consolidate; did you mean: "
+            "openworld learn-unknowns RUN --consolidate --publish SHELF (see",
         ),
         (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
         (["verify", "a", "b"], "more arguments than the command takes: got 'b'; allowed: those of the usage"),
