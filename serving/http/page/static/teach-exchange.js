@@ -25,7 +25,9 @@ export function showExports(parts) {
       const href = api.archive(format, index + 2);
       return make("a", { class: "button", href, download: true, text, "aria-label": about });
     });
-    element(`export-${format}-parts`).replaceChildren(...others);
+    const place = element(`export-${format}-parts`);
+    place.hidden = others.length === 0;
+    place.replaceChildren(...others);
   }
 }
 
