@@ -34,23 +34,23 @@ _OF_LABEL_STUDIO = frozenset(
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".svg", ".avif", ".heic")
 
 
-class Task(NamedTuple):
+class ChosenLabel(NamedTuple):
     """What is needed of a task: the class that was chosen, if one was, and the text that names the image."""
 
     label: str | None
     image: str
 
 
-def task_of(found: Any) -> Task:
+def task_of(found: Any) -> ChosenLabel:
     """A task in either kind of JSON; raises a LookupError, TypeError, ValueError or AttributeError if it is none."""
     if not isinstance(found, dict):
         raise TypeError(f"a task is {type(found).__name__}; allowed: an object")
     if "data" in found or "annotations" in found:
         fields = found["data"]
-        return Task(_choice(found), fields[_image_field(fields)])
+        return ChosenLabel(_choice(found), fields[_image_field(fields)])
     fields = {name: value for name, value in found.items() if name not in _OF_LABEL_STUDIO}
     image = _image_field(fields)
-    return Task(_choice_in({name: value for name, value in fields.items() if name != image}), fields[image])
+    return ChosenLabel(_choice_in({name: value for name, value in fields.items() if name != image}), fields[image])
 
 
 def are_tasks(found: Any) -> bool:
