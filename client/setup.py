@@ -24,6 +24,7 @@ MODULES = {
     "serving.quarantine.records": "quarantine_records",
     "serving.http.schemas": "schemas",
     "serving.errors": "errors",
+    "serving.pictures": "pictures",
     "serving.bundle.errors": "bundle_errors",
     "serving.bundle.run_verdict": "run_verdict",
     "serving.telemetry.logs": "times",

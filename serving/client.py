@@ -14,7 +14,6 @@ that do (`serving/teaching/client.py`).
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 import httpx
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import BaseModel, ValidationError
 
 from serving.errors import BY_CODE
@@ -41,6 +40,7 @@ from serving.http.schemas import (
     Explain,
     ModelDescription,
 )
+from serving.pictures import png_of
 from serving.teaching.calls import Call
 from serving.teaching.client import AsyncTeaching, Teaching
 
@@ -52,7 +52,6 @@ UNREACHABLE, UNREADABLE = "unreachable", "unreadable_answer"
 """Error codes of the client itself: the server did not respond, or its response cannot be parsed."""
 
 _TRANSIENT = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-_PNG_MODES = frozenset(("1", "L", "LA", "I;16", "P", "RGB", "RGBA"))
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
@@ -312,17 +311,7 @@ def _file(image: Picture) -> bytes:
         return image
     if not isinstance(image, Image.Image):
         return Path(image).read_bytes()
-    # PNG keeps every pixel, but Pillow does not write the EXIF orientation of a photograph into it.
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode == "F":
-        raise ValueError("image is of mode F, whose range is not known; convert it to one of 8 or 16 bit first")
-    if upright.mode.startswith("I"):
-        upright = upright.convert("I").convert("I;16")
-    elif upright.mode not in _PNG_MODES:
-        upright = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
-    stored = io.BytesIO()
-    upright.save(stored, "PNG", compress_level=1)
-    return stored.getvalue()
+    return png_of(image)
 
 
 async def _file_in_thread(image: Picture) -> bytes:

@@ -46,7 +46,16 @@ def make_parser() -> CommandParser:
     )
     add_quarantine_options(parser.add_argument_group("with --add-unknowns, and to resume it"))
     parser.add_argument("--publish", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--consolidate", nargs=0, action=_OfLearnUnknowns, help=argparse.SUPPRESS)
     return parser
+
+
+class _OfLearnUnknowns(argparse.Action):
+    """An option that only `openworld learn-unknowns` has: the error names that command, and learns nothing."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        command = "openworld learn-unknowns RUN --consolidate --publish SHELF"
+        parser.error(f"no such option: got {self.option_strings[0]}; did you mean: {command}")
 
 
 def _add_data_options(group: OptionGroup) -> None:

@@ -51,6 +51,12 @@ def same_label(text: str, labels: Iterable[str]) -> str | None:
     return text if text in found else next(iter(found), None)
 
 
+def alike_but_for_case(text: str, labels: Iterable[str]) -> str | None:
+    """The first label that looks the same as this text if upper and lower case count as equal."""
+    looks = plain(text).casefold()
+    return next((label for label in labels if plain(label).casefold() == looks), None)
+
+
 def alike(labels: Iterable[str]) -> list[tuple[str, ...]]:
     """The different labels that look the same to people, such as "cat" and "cat "."""
     found: dict[str, list[str]] = defaultdict(list)

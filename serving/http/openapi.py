@@ -83,9 +83,11 @@ def error_responses(*kinds: type[RequestError]) -> dict[int | str, dict[str, Any
     return {status: _error_response([error for error in examples if error.status == status]) for status in statuses}
 
 
-def file_response(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
-    """A successful response that is a file."""
-    return {200: {"description": description, "content": {kind: {"schema": FILE_SCHEMA} for kind in media_types}}}
+def file_response(description: str, *media_types: str, **numbers: int) -> dict[int | str, dict[str, Any]]:
+    """A successful response that is a file; `numbers` are examples of headers, with underscores for hyphens."""
+    content = {kind: {"schema": FILE_SCHEMA} for kind in media_types}
+    headers = {name.replace("_", "-"): _header("integer", value) for name, value in numbers.items()}
+    return {200: {"description": description, "content": content, "headers": headers}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

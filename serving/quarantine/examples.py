@@ -15,7 +15,10 @@ from serving.quarantine.rows import example_of, is_text
 from serving.quarantine.schema import drafts, items
 
 LABELLED = ("named", "known")
-_COLUMNS = (items.c.id, items.c.sha256, items.c.label, items.c.state, items.c.labelled_by, items.c.labelled_at)
+_COLUMNS = (
+    *(items.c.id, items.c.sha256, items.c.label, items.c.state),
+    *(items.c.labelled_by, items.c.labelled_at, items.c.size),
+)
 
 
 class TaughtItems(LabelledItems):

@@ -152,6 +152,8 @@ class Example(NamedTuple):
     state: ItemState
     labelled_by: str | None
     labelled_at: float | None
+    size: int
+    """Bytes of the image file."""
 
 
 class Change(NamedTuple):

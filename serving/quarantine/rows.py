@@ -132,10 +132,11 @@ def outlined_of(row: Sequence[Any]) -> Outlined:
 
 def example_of(row: Sequence[Any]) -> Example | None:
     """The labelled item of a row with its columns; None if its label or its file is not what it may be."""
-    number, digest, label, state, by, at = row
+    number, digest, label, state, by, at, size = row
     if not (is_text(digest) and state in STATES and (label is None or is_text(label))):
         return None
-    return Example(number, digest, label, state, by if is_text(by) else None, at if is_time(at) else None)
+    by, at = by if is_text(by) else None, at if is_time(at) else None
+    return Example(number, digest, label, state, by, at, size if is_count(size) else 0)
 
 
 def change_of(row: Sequence[Any]) -> Change:

@@ -158,8 +158,9 @@ def import_archive(content: bytes) -> Call[schemas.Imported]:
     return Call(schemas.Imported, "POST", "/teach/import", content=content, content_type="application/zip")
 
 
-def export_archive(format: ExportFormat, label: str | None) -> Call[bytes]:
-    given = {"format": format} | ({} if label is None else {"label": label})
+def export_archive(format: ExportFormat, label: str | None, part: int | None) -> Call[bytes]:
+    optional = {"label": label, "part": part}
+    given = {"format": format} | {name: value for name, value in optional.items() if value is not None}
     return Call(bytes, "GET", "/teach/export", given)
 
 

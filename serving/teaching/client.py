@@ -176,9 +176,12 @@ class Teaching:
         """Add the labelled images of a zip archive."""
         return self._do(calls.import_archive(content))
 
-    def export_archive(self, format: calls.ExportFormat = "folders", label: str | None = None) -> bytes:
-        """A zip archive of labels and images, of one class or of all."""
-        return self._do(calls.export_archive(format, label))
+    def export_archive(
+        self, format: calls.ExportFormat = "folders", label: str | None = None, *, part: int | None = None
+    ) -> bytes:
+        """A zip archive of labels and images, of one class or of all; or a part of it that can be imported, from 1 to
+        `classes().export_parts`."""
+        return self._do(calls.export_archive(format, label, part))
 
     def _do(self, call: Call[T]) -> T:
         found: T = self._send(call)
@@ -297,8 +300,10 @@ class AsyncTeaching:
     async def import_archive(self, content: bytes) -> schemas.Imported:
         return await self._do(calls.import_archive(content))
 
-    async def export_archive(self, format: calls.ExportFormat = "folders", label: str | None = None) -> bytes:
-        return await self._do(calls.export_archive(format, label))
+    async def export_archive(
+        self, format: calls.ExportFormat = "folders", label: str | None = None, *, part: int | None = None
+    ) -> bytes:
+        return await self._do(calls.export_archive(format, label, part))
 
     async def _do(self, call: Call[T]) -> T:
         found: T = await self._send(call)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.decision import TaskRule
 from serving.bundle.errors import BundleError
-from serving.bundle.labels import check_new_label
+from serving.bundle.labels import check_new_label, did_you_mean
 from serving.bundle.layout import STATISTICS, extension_name, lesson_name
 from serving.bundle.lessons import TaughtLesson, Teachable
 from serving.bundle.manifest import EXPORT_AGAIN, Bundle
@@ -97,6 +97,14 @@ class Examples:
         """The same for the same examples, whatever their labels and whenever they are taught."""
         names = "\n".join(sorted(name for some in self.digests.values() for name in some))
         return int.from_bytes(hashlib.sha256(names.encode()).digest()[:8], "big")
+
+    def ambiguous(self) -> dict[str, list[str]]:
+        """The labels of every digest that has several: which of them is true cannot be known."""
+        found: dict[str, list[str]] = {}
+        for label, names in self.digests.items():
+            for name in names:
+                found.setdefault(name, []).append(label)
+        return {name: labels for name, labels in found.items() if len(labels) > 1}
 
     def without(self, digests: frozenset[str]) -> Examples | None:
         """The examples without some; None if nothing is left."""
@@ -231,6 +239,9 @@ class Curriculum:
         for label, rows in more.vectors.items():
             if rows.shape[1] != self.dim or not np.isfinite(rows).all():
                 raise TeachError(f"{label!r}: vectors {rows.shape}; allowed: [n, {self.dim}], finite numbers")
+        if twice := more.ambiguous():
+            digest, (one, other, *_) = next(iter(twice.items()))
+            raise TeachError(f"image {digest[:12]} has two labels, {one!r} and {other!r}; allowed: one label per image")
         known = self.examples()
         fresh = more.without(frozenset(known))
         if fresh is None:
@@ -311,7 +322,8 @@ class Curriculum:
 
     def _place(self, label: str) -> int:
         if label not in self.labels:
-            raise TeachError(f"no class {label!r}; allowed: {', '.join(map(repr, self.labels))}")
+            meant = did_you_mean(label, self.labels)
+            raise TeachError(f"no class {label!r}; allowed: {', '.join(map(repr, self.labels))}{meant}")
         return self.labels.index(label)
 
     def _changed(self, lessons: Sequence[Examples | None]) -> Curriculum:

@@ -1,56 +1,47 @@
-"""Labels and images from and for other tools: a folder per class, or the JSON of Label Studio. Nothing is fetched."""
+"""Labels and images from other tools: a folder per class, or the JSON of Label Studio. Nothing is fetched."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
 
-from serving.bundle.errors import ImageError
-from serving.bundle.pixels import Limits, format_of
+from serving.bundle.pixels import Limits
 from serving.errors import MalformedRequestError, RequestError
 from serving.inference.loaded import LoadedModel
 from serving.quarantine.labels import check_label
-from serving.quarantine.records import DamagedItemError, LabelError, UnknownIdError
+from serving.quarantine.records import LabelError
 from serving.teaching.api.schemas import FailedFile, Imported
 from serving.teaching.errors import TeachError
 from serving.teaching.intake import store_example
+from serving.teaching.label_studio import ImageNames, advice, are_tasks, task_of
 
 if TYPE_CHECKING:
     from serving.quarantine.store import Store
 
-Format = Literal["folders", "label-studio"]
-
 MOST_FILES = 10_000
 MOST_FAILED = 100
 """Files that were not imported and are named in the response."""
-TASKS = "tasks.json"
-_ENDINGS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp", "BMP": "bmp"}
 MOST_ENTRIES = 25_000
 """Entries of an archive, folders and hidden files included: each takes a thousand bytes once the directory is read."""
 MOST_UNPACKED = 1024**3
 """Bytes that are unpacked from an archive, or four times its size if that is more."""
 MOST_PARTS = 1_000_000
 """Commas and opening brackets of Label Studio's JSON, which writes less than a hundred per task."""
-_ENTRY = b"PK\x01\x02"
+_ZIP, _ENTRY = b"PK", b"PK\x01\x02"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError)
 """The errors that zipfile raises for a damaged, encrypted or hostile archive."""
 _NOT_IN_PATHS = '/\\:*?"<>|'
 _ESCAPED = re.compile("%(2F|5C|3A|2A|3F|22|3C|3E|7C|25|2E|20|5F)", re.IGNORECASE)
 """The characters that `folder_of` writes as URL escapes."""
-_UPLOADED = re.compile("^[0-9a-f]{8}-")
-"""The prefix that Label Studio puts before the name of an uploaded file."""
 _ALLOWED = "a zip archive of class folders or of Label Studio, or Label Studio's JSON"
 
 
@@ -63,42 +54,23 @@ class Labelled(NamedTuple):
 
 
 class Unusable(NamedTuple):
+    """A file or a task that cannot be imported, and why; `missing` is the image that the upload does not have."""
+
     name: str
     reason: str
-
-
-def export_archive(store: Store, kind: Format, label: str | None = None) -> Iterator[bytes]:
-    """A zip archive of all labelled images, piece by piece: it may be larger than the memory."""
-    pipe = _Pipe()
-    tasks: list[dict[str, Any]] = []
-    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_STORED) as archive:
-        for example in store.examples(label):
-            try:
-                content = store.image(example.id)
-                ending = _ENDINGS[format_of(content)]
-            except (DamagedItemError, UnknownIdError, ImageError):
-                continue
-            name = f"{example.id:06}.{ending}"
-            if kind == "folders":
-                name = f"{folder_of(str(example.label))}/{name}"
-            else:
-                name = f"images/{name}"
-                tasks.append(_task(example.id, name, str(example.label)))
-            archive.writestr(name, content)
-            yield pipe.taken()
-        if kind == "label-studio":
-            archive.writestr(TASKS, json.dumps(tasks, indent=1))
-    yield pipe.taken()
+    missing: str | None = None
 
 
 def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Limits, who: str) -> Imported:
     """Store and label every image of an archive; each one is durable."""
     added = duplicates = relabelled = 0
     failed: list[FailedFile] = []
+    missing: list[str] = []
     for one in read_labelled(content, limits):
         try:
             if isinstance(one, Unusable):
                 failed.append(FailedFile(name=one.name, reason=one.reason))
+                missing += [] if one.missing is None else [one.missing]
                 continue
             label = check_label(one.label, loaded.model.manifest.labels)
             stored = store_example(store, loaded, one.content, limits, label, who)
@@ -107,12 +79,18 @@ def import_archive(store: Store, loaded: LoadedModel, content: bytes, limits: Li
             continue
         added, duplicates = added + (not stored.duplicate), duplicates + stored.duplicate
         relabelled += stored.label_before not in (None, one.label)
-    return Imported(added=added, duplicates=duplicates, relabelled=relabelled, failed=tuple(failed[:MOST_FAILED]))
+    return Imported(
+        added=added,
+        duplicates=duplicates,
+        relabelled=relabelled,
+        failed=tuple(failed[:MOST_FAILED]),
+        advice=advice(list(dict.fromkeys(missing)), archive=content.startswith(_ZIP)),
+    )
 
 
 def read_labelled(content: bytes, limits: Limits) -> Iterator[Labelled | Unusable]:
     """The labelled images of an archive, or of Label Studio's JSON with data: URLs."""
-    if not content.startswith(b"PK"):
+    if not content.startswith(_ZIP):
         yield from _from_tasks(_read_json(content), None, limits)
         return
     with _opened(content) as archive:
@@ -154,37 +132,18 @@ class ArchivedImages:
 
     def __init__(self, archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo], most: int) -> None:
         self._archive, self._files, self._left = archive, files, most
-        self._by_base: dict[str, list[str]] = {}
-        for name in files:
-            self._by_base.setdefault(PurePosixPath(name).name, []).append(name)
+        self._names = ImageNames(files)
 
-    def read(self, image: str, limits: Limits) -> bytes:
-        """The content; a LookupError if no file fits, or if several fit equally well."""
-        found = self._files[self._name_of(image)]
+    def read(self, image: str, limits: Limits) -> bytes | None:
+        """The content; None if no file fits, and a LookupError if several fit equally well."""
+        if (name := self._names.find(image)) is None:
+            return None
+        found = self._files[name]
         # Many tasks may name the same file.
         self._left -= found.file_size
         if self._left < 0:
             raise LookupError(f"{image[:200]} is not unpacked: the tasks unpack to too many bytes")
         return _member(self._archive, found, limits)
-
-    def _name_of(self, image: str) -> str:
-        if image in self._files:
-            return image
-        # Label Studio puts folders and parameters before the name that the file had, and numbers in front of it.
-        path = PurePosixPath(unquote(image).replace("?d=", "/"))
-        for base in dict.fromkeys((path.name, _UPLOADED.sub("", path.name))):
-            if found := self._by_base.get(base):
-                fits = {name: _same_end(PurePosixPath(name).parts, path.parts) for name in found}
-                best = [name for name, fit in fits.items() if fit == max(fits.values())]
-                if len(best) > 1:
-                    raise LookupError(f"{image[:200]} may be {' or '.join(best[:3])}")
-                return best[0]
-        raise LookupError(f"{image[:200]} is not in the archive, and nothing is fetched")
-
-
-def _same_end(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many parts at the end of two paths are equal."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(reversed(one), reversed(other), strict=False)))
 
 
 def _from_tasks(tasks: Any, images: ArchivedImages | None, limits: Limits) -> Iterator[Labelled | Unusable]:
@@ -194,44 +153,21 @@ def _from_tasks(tasks: Any, images: ArchivedImages | None, limits: Limits) -> It
     for number, task in enumerate(tasks):
         name = f"task {task.get('id', number)}" if isinstance(task, dict) else f"task {number}"
         try:
-            label, image = _choice(task), _image_of(task)
+            label, image = task_of(task)
             if label is None:
                 yield Unusable(name, "no choice in its annotations")
                 continue
             if image.startswith("data:"):
                 yield Labelled(name, label, base64.b64decode(image.partition(",")[2], validate=True))
                 continue
-            if images is None:
-                yield Unusable(name, f"{image[:200]} is not in the JSON itself, and nothing is fetched")
+            if (content := None if images is None else images.read(image, limits)) is None:
+                where = "JSON itself" if images is None else "archive"
+                yield Unusable(name, f"{image[:200]} is not in the {where}, and nothing is fetched", image)
                 continue
-            yield Labelled(name, label, images.read(image, limits))
+            yield Labelled(name, label, content)
         except (AttributeError, LookupError, TypeError, ValueError, MalformedRequestError) as error:
             # JSON of any shape: a text in place of a list, a list in place of an object.
             yield Unusable(name, f"not understood: {type(error).__name__} {error}"[:300])
-
-
-def _choice(task: dict[str, Any]) -> str | None:
-    """The choice of the last annotation that was not cancelled."""
-    given = [each for each in task.get("annotations", ()) if not each.get("was_cancelled")]
-    for annotation in reversed(given):
-        for result in annotation.get("result", ()):
-            if result.get("type") == "choices" and result["value"]["choices"]:
-                return str(result["value"]["choices"][0])
-    return None
-
-
-def _image_of(task: dict[str, Any]) -> str:
-    """The image of a task: the field `image`, or the only text that there is."""
-    data = task["data"]
-    if isinstance(data.get("image"), str):
-        return str(data["image"])
-    (only,) = [value for value in data.values() if isinstance(value, str)]
-    return only
-
-
-def _task(number: int, name: str, label: str) -> dict[str, Any]:
-    result = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [label]}}
-    return {"id": number, "data": {"image": name}, "annotations": [{"result": [result]}]}
 
 
 def _read_json(content: bytes) -> Any:
@@ -292,23 +228,4 @@ def _tasks(archive: zipfile.ZipFile, each: zipfile.ZipInfo, limits: Limits) -> A
         found = _read_json(_member(archive, each, limits))
     except MalformedRequestError:
         return None
-    return found if isinstance(found, list) and found and isinstance(found[0], dict) and "data" in found[0] else None
-
-
-class _Pipe(io.RawIOBase):
-    """A buffer: `taken` returns what was written since the last call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(data)
-
-    def taken(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
+    return found if are_tasks(found) else None

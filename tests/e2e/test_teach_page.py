@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
+import json
 import re
 import threading
 import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,9 +241,10 @@ def test_unknown_images_are_grouped_named_learned_and_known_while_requests_go_on
         page.get_by_test_id("accept").click()
         noticed(page, "is served now.")
         assert learned + time.monotonic() - clicked < SERVED_WITHIN
+        # Right afterwards, while the requests still go on.
+        assert {"elk", "fox"} <= set(labels(server))
+        after = {label: answers(server, label, range(100, 110)) for label in ("elk", "fox", "ant")}
     assert set(statuses) == {200}
-    assert {"elk", "fox"} <= set(labels(server))
-    after = {label: answers(server, label, range(100, 110)) for label in ("elk", "fox", "ant")}
     for label in ("elk", "fox"):
         assert before[label].count(label) == 0
         assert after[label].count(label) >= 8
@@ -633,3 +637,93 @@ def test_every_control_has_a_name(page: Page) -> None:
         tab(page, part)
         page.wait_for_selector("#main[aria-busy=false]")
         assert page.evaluate(controls.UNNAMED) == []
+
+
+def zipped(contents: Mapping[str, bytes | str]) -> bytes:
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return stored.getvalue()
+
+
+def bring_archives(page: Page, **archives: bytes) -> None:
+    """Choose archives, or JSON, in the dialog that the button opens."""
+    with page.expect_file_chooser() as chooser:
+        page.get_by_test_id("import").click()
+    given = [
+        {
+            "name": name.replace("_", "."),
+            "mimeType": "application/json" if name.endswith("json") else "application/zip",
+            "buffer": content,
+        }
+        for name, content in archives.items()
+    ]
+    chooser.value.set_files(given)  # type: ignore[arg-type]
+
+
+def downloaded(page: Page, test_id: str) -> bytes:
+    with page.expect_download() as download:
+        page.get_by_test_id(test_id).click()
+    return Path(download.value.path()).read_bytes()
+
+
+def test_labels_are_imported_and_exported_on_the_page(page: Page, store: Store, tmp_path: Path) -> None:
+    tab(page, "classes")
+    folders = zipped({f"animals/yak/{number}.png": picture("yak", 300 + number) for number in range(3)})
+    more = zipped({"fish/1.png": picture("fish", 300), f"fish/{HOSTILE.replace('/', '')}.png": b"junk"})
+    bring_archives(page, folders_zip=folders, more_zip=more)
+    noticed(page, "Imported 4 images, 1 could not be imported.")
+    assert "not an image" in page.get_by_test_id("import-problems").inner_text()
+    of_class(page, "yak").filter(has_text="3").wait_for()
+    assert Counter(item.label for item in store.items() if item.label in ("yak", "fish")) == {"yak": 3, "fish": 1}
+
+    # A plain export of Label Studio has no images: the page tells what to do, and doing it works.
+    choice = {"type": "choices", "value": {"choices": ["gnat"]}}
+    names = [f"/data/upload/1/1a2b3c4d-{number}.png" for number in range(2)]
+    tasks = [{"id": 1, "data": {"image": names[0]}, "annotations": [{"result": [choice]}]}]
+    tasks += [{"id": 2, "image": names[1], "choice": "gnat", "annotator": 1}]
+    bring_archives(page, project_json=json.dumps(tasks).encode())
+    noticed(page, "Imported 0 images, 2 could not be imported.")
+    problems = page.get_by_test_id("import-problems").inner_text()
+    assert "2 images are not in the JSON file: 1a2b3c4d-0.png, 1a2b3c4d-1.png." in problems
+    assert "pack the JSON file and the images into one zip archive" in problems
+    page.screenshot(path=tmp_path / "missing-images.png", full_page=True)
+    beside = {f"upload/{number}.png": picture("bird", 300 + number) for number in range(2)}
+    bring_archives(page, project_zip=zipped({"project.json": json.dumps(tasks), **beside}))
+    noticed(page, "Imported 2 images.")
+    assert not page.get_by_test_id("import-problems").is_visible()
+    assert sum(item.label == "gnat" for item in store.items()) == 2
+
+    count = len(store.examples())
+    for kind in ("folders", "label-studio"):
+        content = downloaded(page, f"export-{kind}")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            images = [name for name in archive.namelist() if name.endswith(".png")]
+            assert len(images) == count
+            if kind == "label-studio":
+                assert len(json.loads(archive.read("tasks.json"))) == count
+                assert '<Choice value="gnat"/>' in archive.read("config.xml").decode()
+        bring_archives(page, again_zip=content)
+        noticed(page, f"Imported 0 images, {count} were here already.")
+        page.evaluate("document.getElementById('notice').hidden = true")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_large_export_has_a_link_for_each_part(page: Page) -> None:
+    def three(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "export_parts": 3})
+
+    page.route(re.compile("/teach/classes"), three)
+    tab(page, "classes")
+    page.reload()
+    page.get_by_test_id("export-folders").filter(has_text="Export as class folders, part 1 of 3").wait_for()
+    links = page.locator("#exchange a").all()
+    assert len(links) == 6
+    found = [str(link.get_attribute("href")) for link in links]
+    for kind in ("folders", "label-studio"):
+        assert [f"teach/export?format={kind}&part={number}" for number in (1, 2, 3)] == [
+            href for href in found if f"format={kind}&" in href
+        ]
+    assert page.get_by_role("link", name="Export for Label Studio, part 3 of 3").is_visible()
+    assert page.evaluate(controls.UNNAMED) == []

@@ -216,6 +216,11 @@ def test_a_usage_error_is_one_line(arguments: list[str], message: str, capsys: p
     ("arguments", "message"),
     [
         (["add-task", "RUN", "--seed", "1", "two"], "no such option: got --seed; allowed: --compile, --data, --log, "),
+        (
+            ["fit", "--consolidate", "RUN", "--publish", "SHELF"],
+            "no such option: got --consolidate; did you mean: "
+            "openworld learn-unknowns RUN --consolidate --publish SHELF (see",
+        ),
         (["serve", "--prot=1"], "no such option: got --prot; allowed: --host, --port; did you mean '--port'?"),
         (["discover", "--foo"], "no such option: got --foo; allowed: --bundle, --images, --json, "),
         (["discover", "/nope", "--fo=1"], "no such option: got --fo; allowed: --bundle, --images, --json, "),

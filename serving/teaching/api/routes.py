@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from serving.teaching.teacher import Teacher
 
 T = TypeVar("T")
+
+MAX_PARTS = 1_000_000
+"""Archives that an export can be asked for; it has far fewer."""
 
 _threads = ThreadPoolExecutor(4, "teach")
 """A separate thread pool: a database that hangs must not delay other routes."""
@@ -76,6 +79,14 @@ class LogQuery(ApiModel):
 class ExportQuery(ApiModel):
     format: Literal["folders", "label-studio"] = field("a folder per class, or Label Studio's JSON", "folders")
     label: str | SkipJsonSchema[None] = field("only of this class", "cow", default=None)
+    part: Whole | SkipJsonSchema[None] = field(
+        "one of several archives, each of which can be imported, from 1 to the number in the header x-openworld-parts; "
+        "without it, everything is in one archive",
+        2,
+        ge=1,
+        le=MAX_PARTS,
+        default=None,
+    )
 
 
 router = GuardedRouter(
@@ -187,7 +198,8 @@ async def teach_classes(request: Request, query: Annotated[ClassesQuery, Query()
     """All classes, with counts and some examples."""
     from serving.teaching.api.views import class_views
 
-    return await _answer(request, lambda teacher, who: class_views(teacher, query.examples))
+    most = request.app.state.settings.max_body
+    return await _answer(request, lambda teacher, who: class_views(teacher, query.examples, most))
 
 
 @router.post("/classes", response_model=schemas.ClassChanged, responses=_class_errors)
@@ -373,15 +385,34 @@ async def teach_log(request: Request, query: Annotated[LogQuery, Query()]) -> Re
 @router.get(
     "/export",
     response_class=Response,
-    responses=file_response("an archive of labels and images", "application/zip"),
+    responses=file_response("an archive of labels and images", "application/zip", x_openworld_parts=3),
 )
 async def export_examples(request: Request, query: Annotated[ExportQuery, Query()]) -> Response:
-    """Labels and images as an archive."""
-    from serving.teaching.exchange import export_archive
+    """Labels and images as an archive, or as several that are small enough to be imported.
 
-    pieces = await _ask(request, lambda teacher, who: export_archive(teacher.store, query.format, query.label))
-    name = f'attachment; filename="examples-{query.format}.zip"'
-    return StreamingResponse(pieces, media_type="application/zip", headers={**PRIVATE, "content-disposition": name})
+    The header x-openworld-parts has the number of parts. The archive for Label Studio has tasks, images and a labelling
+    configuration.
+    """
+    from serving.teaching.class_changes import all_labels
+    from serving.teaching.exporting import export_archive, parts_of
+
+    most = request.app.state.settings.max_body
+
+    def export(teacher: Teacher, who: str) -> tuple[int, Iterator[bytes]]:
+        labels = tuple(dict.fromkeys([*teacher.current().labels, *sorted(all_labels(teacher))]))
+        examples = teacher.store.examples(query.label)
+        parts = parts_of(examples, most, labels)
+        if query.part is not None:
+            if query.part > len(parts):
+                raise errors.ParameterError("no such part", got=str(query.part), allowed=f"1 to {len(parts)}")
+            examples = list(parts[query.part - 1])
+        return len(parts), export_archive(teacher.store, query.format, examples, labels, query.part)
+
+    count, pieces = await _ask(request, export)
+    part = "" if query.part is None else f"-{query.part}-of-{count}"
+    name = f'attachment; filename="examples-{query.format}{part}.zip"'
+    headers = {**PRIVATE, "content-disposition": name, "x-openworld-parts": str(count)}
+    return StreamingResponse(pieces, media_type="application/zip", headers=headers)
 
 
 @router.post(
@@ -390,8 +421,8 @@ async def export_examples(request: Request, query: Annotated[ExportQuery, Query(
     responses=_upload_errors,
     openapi_extra={
         "requestBody": {
-            "description": "A zip archive with a folder of images per class, or Label Studio's JSON with its images; "
-            "or Label Studio's JSON with data: URLs. Nothing is fetched.",
+            "description": "A zip archive with a folder of images per class, or Label Studio's JSON or JSON-MIN beside "
+            "its images; or such JSON with data: URLs. Nothing is fetched.",
             "required": True,
             "content": {
                 "application/zip": {"schema": FILE_SCHEMA},

@@ -190,6 +190,7 @@ class ClassList(ApiModel):
 
     version: str = field("the served version", "ef3557a7ea7e")
     classes: tuple[ClassEntry, ...]
+    export_parts: int = field("archives of an export in parts, each of which can be imported", 1)
 
 
 Label = Annotated[str, Field(description="name of a class", examples=["cow"])]
@@ -343,3 +344,8 @@ class Imported(ApiModel):
     duplicates: int = field("images that it had", 3)
     relabelled: int = field("of these, how many have another label now", 1)
     failed: tuple[FailedFile, ...]
+    advice: str | None = field(
+        "which images of Label Studio's tasks are not in the upload, and how to bring them",
+        "1 image is not in the archive: 7.jpg. Put them into the archive.",
+        default=None,
+    )

@@ -14,6 +14,7 @@ from serving.quarantine.records import Example, Item
 from serving.teaching.api import schemas
 from serving.teaching.auto_job import made_up
 from serving.teaching.curriculum import LEAST
+from serving.teaching.exporting import parts_of
 from serving.teaching.job_texts import described
 from serving.teaching.jobs import DAMAGED, JobRecord
 from serving.teaching.teacher import Pending, Teacher
@@ -77,11 +78,13 @@ def status_view(teacher: Teacher, served: Manifest, who: str, *, auto: bool) -> 
     )
 
 
-def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
+def class_views(teacher: Teacher, examples: int, most: int) -> schemas.ClassList:
+    """All classes with some examples of each, and the archives of up to `most` bytes that an export consists of."""
     manifest, pending = teacher.current(), teacher.pending()
     waiting = {each.id for each in pending.waiting}
     by_label: dict[str, list[Example]] = defaultdict(list)
-    for each in teacher.store.examples():
+    everything = teacher.store.examples()
+    for each in everything:
         by_label[str(each.label)].append(each)
     drafts = teacher.store.drafts()
     verdicts = {each.label: each for each in manifest.taught}
@@ -115,7 +118,8 @@ def class_views(teacher: Teacher, examples: int) -> schemas.ClassList:
         )
     rank = {"waiting": 0, "taught": 1, "fit": 2}
     found.sort(key=lambda each: (rank[each.origin], not each.waiting, each.label))
-    return schemas.ClassList(version=manifest.version, classes=tuple(found))
+    parts = len(parts_of(everything, most, [each.label for each in found]))
+    return schemas.ClassList(version=manifest.version, classes=tuple(found), export_parts=parts)
 
 
 def example_views(teacher: Teacher, label: str | None, shown: Shown, *, after: int, limit: int) -> schemas.ExampleList:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -11,6 +12,8 @@ import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -27,15 +30,15 @@ from serving.inference.loaded import LoadedModel
 from serving.quarantine.store import Store
 from serving.teaching.exchange import (
     MOST_ENTRIES,
-    Format,
     Labelled,
     Unusable,
-    export_archive,
     folder_of,
     label_of,
     read_labelled,
 )
+from serving.teaching.exporting import Format, export_archive, parts_of
 from serving.teaching.intake import answered
+from serving.teaching.label_studio import advice, labelling_config
 from tests.helpers_quarantine import arrival
 from tests.helpers_serving import saved
 from tests.helpers_teaching import HOSTILE_ARCHIVES, picture, write_bundle
@@ -64,14 +67,30 @@ def test_labels_of_any_name_come_back(tmp_path: Path, kind: Format) -> None:
         content = picture("elk", number)
         sent[content] = name
         store.teach(store.add([arrival(content=content)]).ids, name, (), "ada")
-    archive = b"".join(export_archive(store, kind))
+    archive = b"".join(export_archive(store, kind, store.examples(), NAMES))
     store.close()
     found = list(read_labelled(archive, ANY_SIZE))
     assert {each.content: each.label for each in found if isinstance(each, Labelled)} == sent
     assert len(found) == len(sent)
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         folders = {PurePosixPath(name).parent.name for name in opened.namelist()}
+        if kind == "label-studio":
+            config = ElementTree.fromstring(opened.read("config.xml"))
+            tasks = json.loads(opened.read("tasks.json"))
+            written = set(opened.namelist()) - {"config.xml", "tasks.json"}
     assert len(folders) == (len(NAMES) if kind == "folders" else 2)
+    if kind == "label-studio":
+        # What Label Studio needs: the names in the tasks are those of the configuration, and every image is below the
+        # document root of its local storage, in a folder.
+        image, choices = config.findall("Image")[0], config.findall("Choices")[0]
+        assert [each.get("value") for each in choices] == NAMES
+        for each in tasks:
+            (result,) = each["annotations"][0]["result"]
+            assert (result["from_name"], result["to_name"]) == (choices.get("name"), image.get("name"))
+            assert result["to_name"] == choices.get("toName")
+            assert result["value"]["choices"][0] in NAMES
+        paths = {each["data"][str(image.get("value")).removeprefix("$")] for each in tasks}
+        assert {path.removeprefix("/data/local-files/?d=") for path in paths} == written
 
 
 @given(st.text(st.sampled_from('ab%2Ff5./\\:*?"<>|_ ') | st.characters(categories=["L", "N"]), min_size=1, max_size=12))
@@ -113,6 +132,109 @@ def test_files_of_equal_names_are_told_apart_by_their_folders() -> None:
     ]
     (unclear,) = (each for each in found if isinstance(each, Unusable))
     assert "monday/1.png or tuesday/1.png" in unclear.reason
+
+
+def minimal(image: str, label: Any, **more: Any) -> dict[str, Any]:
+    """A task as Label Studio exports it as JSON-MIN, with the names of its template for classification."""
+    times = {"created_at": "2024-05-01T12:00:00Z", "updated_at": "2024-05-01T12:00:00Z", "lead_time": 2.5}
+    return {"image": image, "id": 3, "choice": label, "annotator": 1, "annotation_id": 5, **times, **more}
+
+
+def test_json_min_is_read() -> None:
+    one, two, three = (picture("elk", number) for number in range(3))
+    embedded = f"data:image/png;base64,{base64.b64encode(one).decode()}"
+    tasks = [
+        minimal(embedded, "elk"),
+        minimal("/data/upload/7/1a2b3c4d-fox.png", {"choices": ["fox", "gnu"]}),
+        minimal("/data/upload/7/abc-hen.png", "hen", annotator="ada@example.com"),
+        {"photo": "fox.png", "id": 1, "animal": "gnu"},
+        {"photo": "fox.png", "id": 1, "animal": "gnu", "label": "yak"},
+        {"image": "fox.png", "id": 1, "lead_time": 1.0},
+        {"image": "fox.png", "id": 1, "animal": "gnu", "colour": "grey"},
+    ]
+    files = {"images/fox.png": two, "images/hen.png": three}
+    for name in ("result.json", "export/result.json"):
+        found = list(read_labelled(zipped({name: json.dumps(tasks).encode(), **files}), ANY_SIZE))
+        assert [(each.label, each.content) for each in found if isinstance(each, Labelled)] == [
+            *(("elk", one), ("fox", two), ("hen", three), ("gnu", two), ("yak", two))
+        ]
+        none, several = (each.reason for each in found if isinstance(each, Unusable))
+        assert "no choice" in none
+        assert "which field is the class? got 'animal', 'colour'" in several
+    (alone, *_) = read_labelled(json.dumps(tasks).encode(), ANY_SIZE)
+    assert isinstance(alone, Labelled)
+    assert (alone.label, alone.content) == ("elk", one)
+
+
+def test_images_are_found_by_the_names_that_label_studio_has_made_of_theirs() -> None:
+    one, two, three = (picture("elk", number) for number in range(3))
+    tasks = [
+        task("/data/upload/1/1a2b3c4d-my_photo_1.png", "elk"),
+        task("/data/upload/1/99aabbcc-kept.png", "fox"),
+        task("/data/local-files/?d=photos%5Cmonday%5C1.png", "gnu"),
+        {**task("", "hen"), "data": {"caption": "a hen", "picture": "s3://bucket/kept.png"}},
+    ]
+    files = {"my photo (1).png": one, "99aabbcc-kept.png": two, "photos/monday/1.png": three, "tuesday/1.png": one}
+    archive = zipped({"tasks.json": json.dumps(tasks).encode(), **files, "kept.png": three})
+    found = list(read_labelled(archive, ANY_SIZE))
+    assert [(each.label, each.content) for each in found if isinstance(each, Labelled)] == [
+        *(("elk", one), ("fox", two), ("gnu", three), ("hen", three))
+    ]
+
+
+def test_missing_images_are_named_with_the_way_to_bring_them() -> None:
+    names = [f"/data/upload/1/1a2b3c4d-{number}.png" for number in range(7)]
+    for kind in (task, minimal):
+        content = json.dumps([kind(name, "elk") for name in names]).encode()
+        found = list(read_labelled(content, ANY_SIZE))
+        assert [each.missing for each in found if isinstance(each, Unusable)] == names
+        inside = list(read_labelled(zipped({"tasks.json": content, "0.png": picture("elk", 1)}), ANY_SIZE))
+        assert [each.missing for each in inside if isinstance(each, Unusable)] == names[1:]
+    text = advice(names, archive=False)
+    assert text is not None
+    assert "7 images are not in the JSON file: 1a2b3c4d-0.png, " in text
+    assert "1a2b3c4d-4.png and 2 more." in text
+    assert "pack the JSON file and the images into one zip archive" in text
+    assert "1 image is not in the archive: 1a2b3c4d-0.png. Put them" in str(advice(names[:1], archive=True))
+    assert advice([], archive=True) is None
+
+
+def test_an_export_in_parts_can_be_imported(tmp_path: Path) -> None:
+    """No part is larger than an import may be, and all parts together are all examples."""
+    store = Store.open(f"sqlite:///{tmp_path}/quarantine.db")
+    sent = {}
+    for number in range(40):
+        content = picture("elk", number)
+        sent[content] = NAMES[number % len(NAMES)]
+        store.teach(store.add([arrival(content=content)]).ids, sent[content], (), "ada")
+    most = 64_000
+    parts = parts_of(store.examples(), most, NAMES)
+    assert 3 <= len(parts) <= 8
+    for kind in ("folders", "label-studio"):
+        found: dict[bytes, str] = {}
+        names: list[str] = []
+        for number, part in enumerate(parts, 1):
+            archive = b"".join(export_archive(store, kind, part, NAMES, number))
+            assert len(archive) <= most
+            found |= {
+                each.content: each.label for each in read_labelled(archive, ANY_SIZE) if isinstance(each, Labelled)
+            }
+            with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+                names += opened.namelist()
+        assert found == sent
+        # They can be unpacked into one folder; only the configuration is in each of them.
+        assert len(set(names)) == len(names) - (kind == "label-studio") * (len(parts) - 1)
+    # New examples change the last part only.
+    store.teach(store.add([arrival(content=picture("elk", 99))]).ids, "elk", (), "ada")
+    assert [list(part) for part in parts_of(store.examples(), most, NAMES)][: len(parts) - 1] == parts[:-1]
+    assert [len(part) for part in parts_of(store.examples(), 1)] == [1] * 41, "an image is not split"
+    assert parts_of([], most) == [[]]
+    store.close()
+
+
+def test_a_labelling_config_is_well_formed_whatever_the_names() -> None:
+    config = ElementTree.fromstring(labelling_config([*NAMES, "a \"b\" & 'c'", "<x>"]))
+    assert [each.get("value") for each in config.findall("Choices/Choice")] == [*NAMES, "a \"b\" & 'c'", "<x>"]
 
 
 def test_notes_beside_images_are_not_tasks() -> None:

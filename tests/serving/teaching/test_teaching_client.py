@@ -58,7 +58,7 @@ CALLS: dict[str, Method] = {
     "roll_back": lambda teaching: teaching.roll_back("0123456789ab"),
     "log": lambda teaching: teaching.log(5),
     "import_archive": lambda teaching: teaching.import_archive(b"PK\x03\x04"),
-    "export_archive": lambda teaching: teaching.export_archive("label-studio", "cow"),
+    "export_archive": lambda teaching: teaching.export_archive("label-studio", "cow", part=2),
 }
 
 

@@ -9,11 +9,13 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from serving.bundle import directory
 from serving.bundle.directory import fresh_directory
@@ -24,6 +26,7 @@ from serving.bundle.model import BundleModel, load_pooled
 from serving.bundle.pixels import open_image, to_pixels
 from serving.bundle.pooled import PooledClassifier
 from serving.bundle.pooled.adapters import Adapter
+from serving.errors import RequestError
 from serving.inference.answers import describe
 from serving.model import Model
 from serving.teaching.curriculum import Curriculum, Examples
@@ -33,7 +36,7 @@ from serving.teaching.trial import try_out
 from serving.teaching.writing import UNFINISHED, Written, put_beside
 from tests.helpers import raise_at_call
 from tests.helpers_serving import ROOT, reseal
-from tests.helpers_teaching import ALL, DIM, RUN_IMAGES, TASKS, encode, pictures, write_bundle
+from tests.helpers_teaching import ALL, DIM, RUN_IMAGES, TASKS, encode, picture, pictures, write_bundle
 
 TEST = [content for label in ALL for content in pictures(label, 4, first=500)]
 
@@ -513,3 +516,137 @@ def test_a_lesson_is_compared_beside_adapters_that_read_all_rotations(bundle: Pa
     found = try_out(served, served, (loaded.rule, loaded.rule), waiting)
     assert found.waiting == 3
     assert found.worse == ()
+
+
+def in_memory(content: bytes, folder: Path) -> dict[str, Any]:
+    """The same image in every form that a program may have it in."""
+    path = folder / "image.png"
+    path.write_bytes(content)
+    pixels = np.asarray(Image.open(io.BytesIO(content)))
+    return {
+        "bytes": content,
+        "bytearray": bytearray(content),
+        "path": path,
+        "text": str(path),
+        "open file": path.open("rb"),
+        "file in memory": io.BytesIO(content),
+        "Pillow, not loaded": Image.open(path),
+        "Pillow": Image.fromarray(pixels),
+        "array": pixels,
+        "array, other strides": pixels[:, ::-1][:, ::-1],
+    }
+
+
+def test_images_are_accepted_as_files_and_as_pixels(bundle: Path, tmp_path: Path) -> None:
+    model = taught(bundle)
+    content = picture("dog", 501)
+    wanted = model.predict(content)
+    given = in_memory(content, tmp_path)
+    for name, image in given.items():
+        assert model.predict(image) == wanted, name
+    # A file that was read before is read from its start.
+    assert model.predict(given["open file"]) == wanted
+    grey = np.asarray(Image.open(io.BytesIO(content)).convert("L"))
+    assert model.predict(grey) == model.predict(Image.fromarray(grey))
+    as_arrays = [np.asarray(Image.open(io.BytesIO(each))) for each in ELK["elk"]]
+    model.teach({"elk": as_arrays[:6]})
+    model.teach({"fox": (Image.open(io.BytesIO(each)) for each in FOX["fox"])})
+    model.teach({"elk": np.stack(as_arrays[6:])})
+    assert model.labels[-2:] == ("elk", "fox")
+    assert model.predict(picture("elk", 3)).label == "elk"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (3, "got builtins.int; allowed: a path, the bytes"),
+        (None, "got builtins.NoneType; allowed: a path"),
+        (np.zeros((4, 4, 3)), r"got an array \[4, 4, 3\] of float64; allowed: .*uint8 array"),
+        (np.zeros((4, 4, 4), np.uint8), r"got an array \[4, 4, 4\] of uint8"),
+        (np.zeros((0, 4), np.uint8), r"got an array \[0, 4\] of uint8"),
+        (io.StringIO("text"), "got a file that returns str"),
+        (Image.new("F", (4, 4)), "mode F"),
+        ("no\0path", "file cannot be read"),
+        ("nothing.jpg", "file cannot be read"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_name(bundle: Path, image: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        taught(bundle).predict(image)
+
+
+def test_a_damaged_image_of_pillow_is_refused(bundle: Path) -> None:
+    broken = Image.open(io.BytesIO(picture("dog", 1)[:-200]))
+    with pytest.raises(RequestError, match="image cannot be read"):
+        taught(bundle).predict(broken)
+
+
+def test_an_image_with_two_labels_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """Without that, the last label would win when a class is forgotten, and neither class could be."""
+    model = taught(bundle)
+    same = pictures("elk", 6)
+    path = tmp_path / "elk2.png"
+    path.write_bytes(same[2])
+    with pytest.raises(TeachError, match="image 0 of 'x', which is also image 0 of 'y', has two labels"):
+        model.teach({"x": same, "y": same})
+    with pytest.raises(TeachError, match=f"'{path}' of 'x', which is also image 1 of 'y'"):
+        model.teach({"x": [same[0], path], "y": [same[3], same[2]]})
+    assert model.labels == ALL[:8]
+    rows = encode(same)
+    given = [(f"{number:04}", row) for number, row in enumerate(rows)]
+    with pytest.raises(TeachError, match="image 0000 has two labels, 'x' and 'y'"):
+        Curriculum.of(load_bundle(bundle)).taught(Examples.of({"x": given, "y": given}, "ada", ""))
+
+
+def test_images_that_are_taught_under_another_label_move(bundle: Path, tmp_path: Path) -> None:
+    """As on a server, where an image has one label: what was learned of it under the other one is taken out."""
+    elks, foxes = pictures("elk", 12), pictures("fox", 10)
+    model = taught(bundle, {"elk": [*elks, *foxes[:4]]})
+    model.teach({"fox": foxes})
+    never = taught(bundle, {"elk": elks}, {"fox": foxes})
+    assert_same(outputs(model, tmp_path / "a"), outputs(never, tmp_path / "b"))
+    # All of a class: the other name takes its place.
+    model.teach({"moose": elks})
+    assert model.labels[-2:] == ("fox", "moose")
+    # One image too few would be left: nothing changes.
+    with pytest.raises(TeachError, match="1 example of 'fox' would be left"):
+        model.teach({"hen": foxes[1:]})
+    assert model.labels[-2:] == ("fox", "moose")
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ({"cow": []}, r"'cow': no images; allowed: at least one, as in teach\(\{\"cow\": \[\"cow1.jpg\""),
+        ({"cow": "a.jpg"}, r"'cow': 'a.jpg'; allowed: a list of images, as in teach\("),
+        ({"cow": Path("a.jpg")}, "a.jpg.*; allowed: a list of images"),
+        ({"cow": b"bytes"}, "'cow': one bytes; allowed: a list of images"),
+        ({"cow": np.zeros((4, 4, 3), np.uint8)}, "'cow': one ndarray; allowed: a list of images"),
+        ({"cow": io.BytesIO(b"")}, "'cow': one BytesIO; allowed: a list of images"),
+        ({"cow": 3}, "'cow': a value of type int; allowed: a list"),
+        ({}, r"examples are nothing; allowed: images by label, as in teach\("),
+        (["a.jpg"], "examples are a value of type list; allowed: images by label"),
+        ({3: ["a.jpg"]}, "label is of type int; allowed: a text"),
+    ],
+)
+def test_what_is_no_list_of_images_is_refused_with_an_example(bundle: Path, examples: Any, message: str) -> None:
+    with pytest.raises(TeachError, match=message):
+        taught(bundle).teach(examples)
+
+
+def test_a_label_is_that_of_a_class_which_looks_the_same(bundle: Path) -> None:
+    """As on a server. What differs in upper and lower case is refused, because only a person knows what is meant."""
+    model = taught(bundle)
+    with pytest.raises(TeachError, match="'Ant', which differs from the class 'ant' in upper and lower case only"):
+        model.teach({"Ant": pictures("elk", 6)})
+    with pytest.raises(TeachError, match="'Elk', which differs from the class 'elk'"):
+        model.teach({"elk": pictures("elk", 6), "Elk": pictures("elk", 6, first=10)})
+    model.teach({" dog ": pictures("hen", 6), "red  elk": pictures("elk", 6), "red elk ": pictures("elk", 3, first=10)})
+    assert model.labels == (*ALL[:8], "red elk")
+    with pytest.raises(TeachError, match=r"no class 'Red elk'; .*; did you mean 'red elk'"):
+        model.forget("Red elk")
+    with pytest.raises(TeachError, match="'dog' is a class already"):
+        model.rename("red elk", " dog")
+    model.rename("red elk", "Elk")
+    model.forget(" Elk")
+    assert model.labels == ALL[:8]

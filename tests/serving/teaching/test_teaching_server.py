@@ -272,9 +272,11 @@ def test_export_and_import(client: httpx.Client) -> None:
             names = archive.namelist()
             if kind == "label-studio":
                 tasks = json.loads(archive.read("tasks.json"))
-                assert len(tasks) == len(names) - 1
+                assert len(tasks) == len(names) - 2
+                choices = archive.read("config.xml").decode()
+                assert all(f'<Choice value="{label}"/>' in choices for label in ("ant", "bee"))
         imported = ok(client.post("/teach/import", content=content, headers={"content-type": "application/zip"}))
-        images = len(names) - (kind == "label-studio")
+        images = len(names) - 2 * (kind == "label-studio")
         assert (imported["added"], imported["duplicates"], imported["failed"]) == (0, images, [])
     stored = io.BytesIO()
     with zipfile.ZipFile(stored, "w") as archive:
@@ -284,6 +286,58 @@ def test_export_and_import(client: httpx.Client) -> None:
     imported = ok(client.post("/teach/import", content=stored.getvalue(), headers={"content-type": "application/zip"}))
     assert imported["added"] == 1
     assert [each["name"] for each in imported["failed"]] == ["photos/yak/2.png", "alone.png"]
+
+
+def test_an_export_comes_in_parts_that_can_be_imported(place: Path, bundle: Path, tmp_path: Path) -> None:
+    """The whole of it is larger than an import may be."""
+    make_shelf(tmp_path / "shelf", bundle)
+    most = 100_000
+    settings = settings_of(tmp_path, OPENWORLD_WORKERS="1", OPENWORLD_MAX_BODY=str(most))
+    with (
+        serving(tmp_path / "home", None, settings=settings) as running,
+        httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE) as client,
+    ):
+        for content in pictures("yak", 40):
+            ok(client.post("/teach/examples", params={"label": "yak"}, content=content, headers=FILE))
+        whole = client.get("/teach/export", params={"format": "folders"})
+        assert len(whole.content) > most
+        parts = int(whole.headers["x-openworld-parts"])
+        assert parts >= 2
+        assert ok(client.get("/teach/classes"))["export_parts"] == parts
+        archive = {"content-type": "application/zip"}
+        assert client.post("/teach/import", content=whole.content, headers=archive).status_code == 413
+        for kind in ("folders", "label-studio"):
+            duplicates = 0
+            for number in range(1, parts + 1):
+                part = client.get("/teach/export", params={"format": kind, "part": number})
+                assert part.headers["content-disposition"].endswith(f'examples-{kind}-{number}-of-{parts}.zip"')
+                imported = ok(client.post("/teach/import", content=part.content, headers=archive))
+                assert (imported["added"], imported["failed"], imported["advice"]) == (0, [], None)
+                duplicates += imported["duplicates"]
+            assert duplicates == 40
+        beyond = client.get("/teach/export", params={"format": "folders", "part": parts + 1})
+        assert (beyond.status_code, beyond.json()["error"]["code"]) == (422, "bad_parameter")
+        assert f"allowed: 1 to {parts}" in beyond.json()["error"]["message"]
+
+
+def test_an_export_of_label_studio_without_its_images_is_answered_with_advice(client: httpx.Client) -> None:
+    choice = {"type": "choices", "value": {"choices": ["yak"]}}
+    image = "/data/upload/1/1a2b3c4d-yak_1.png"
+    tasks = [
+        {"id": 1, "data": {"image": image}, "annotations": [{"result": [choice]}]},
+        {"id": 2, "image": image, "choice": "yak", "annotator": 1},
+    ]
+    imported = ok(client.post("/teach/import", json=tasks))
+    assert (imported["added"], len(imported["failed"])) == (0, 2)
+    assert "1 image is not in the JSON file: 1a2b3c4d-yak_1.png." in imported["advice"]
+    assert "one zip archive" in imported["advice"]
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        archive.writestr("project-1.json", json.dumps(tasks))
+        archive.writestr("upload/yak 1.png", picture("yak", 300))
+    imported = ok(client.post("/teach/import", content=stored.getvalue(), headers={"content-type": "application/zip"}))
+    assert (imported["added"], imported["duplicates"], imported["failed"]) == (1, 1, [])
+    assert imported["advice"] is None
 
 
 def archived(name: str, content: bytes) -> bytes:

@@ -37,4 +37,4 @@ export const bringIn = (file) => {
   const type = file.name.toLowerCase().endsWith(".json") ? "application/json" : "application/zip";
   return send("teach/import", { method: "POST", file, type });
 };
-export const archive = (format, label) => `teach/export?${query({ format, label })}`;
+export const archive = (format, part) => `teach/export?${query({ format, part })}`;

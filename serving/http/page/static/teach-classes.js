@@ -7,6 +7,7 @@ import { fail, load, notify, run } from "./notices.js";
 import * as api from "./teach-api.js";
 import { about, classCard, headline } from "./teach-classes-view.js";
 import { setLabel } from "./teach-examples.js";
+import { exchangeWith, showExports } from "./teach-exchange.js";
 import { follow, hideProgress, showProgress } from "./teach-jobs.js";
 import { status } from "./teach-state.js";
 import { Selection } from "./unknowns-selection.js";
@@ -16,7 +17,7 @@ const FIRST = 8;
 const PAGE = 200;
 const MOST_UNDONE = 5000; // examples whose labels are remembered for an undo
 
-let list = { classes: [], version: "" };
+let list = { classes: [], version: "", export_parts: 1 };
 let open = null; // the class of which all examples are shown
 let examples = [];
 let after = { reload: async () => {}, go: () => {} };
@@ -25,6 +26,7 @@ const selection = new Selection(element("class-list"), { onChange: showOpen, onO
 
 export function classesWith(chosen) {
   after = chosen;
+  exchangeWith(chosen.reload);
 }
 
 export async function loadClasses() {
@@ -56,7 +58,7 @@ function show() {
   element("class-list").replaceChildren(
     ...(found.length ? found.map(card) : [make("p", { class: "card", text: none })]),
   );
-  for (const format of ["folders", "label-studio"]) element(`export-${format}`).href = api.archive(format);
+  showExports(list.export_parts);
   back();
 }
 
@@ -277,21 +279,3 @@ element("class-list").addEventListener(
 );
 element("classes-filter").addEventListener("input", show);
 element("class-new").addEventListener("click", () => create().catch(fail));
-element("import").addEventListener("click", () => element("import-file").click());
-element("import-file").addEventListener("change", ({ target }) => {
-  const [file] = target.files;
-  target.value = "";
-  if (file) run(() => importFile(file));
-});
-
-async function importFile(file) {
-  const { added, duplicates, relabelled, failed } = await api.bringIn(file);
-  await after.reload();
-  const parts = [
-    `Imported ${images(added)}`,
-    duplicates && `${duplicates} were here already`,
-    relabelled && `${relabelled} got another name`,
-    failed.length && `${failed.length} could not be read (${failed[0].name}: ${failed[0].reason})`,
-  ];
-  notify(`${parts.filter(Boolean).join(", ")}.`);
-}
