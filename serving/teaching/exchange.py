@@ -42,6 +42,8 @@ MOST_UNPACKED = 1024**3
 """Bytes that are unpacked from an archive, or four times its size if that is more."""
 MOST_PARTS = 1_000_000
 """Commas and opening brackets of Label Studio's JSON, which writes less than a hundred per task."""
+MOST_ALIKE, MOST_FOLDERS = 50, 32
+"""Files of the same name, in folders of the same name, that are told apart by the folders above; and of how many."""
 _ENTRY = b"PK\x01\x02"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError)
@@ -155,8 +157,13 @@ class ArchivedImages:
     def __init__(self, archive: zipfile.ZipFile, files: dict[str, zipfile.ZipInfo], most: int) -> None:
         self._archive, self._files, self._left = archive, files, most
         self._by_base: dict[str, list[str]] = {}
+        self._by_end: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
+        """The files by the last folder and the name, with the last parts of their paths."""
         for name in files:
-            self._by_base.setdefault(PurePosixPath(name).name, []).append(name)
+            path = PurePosixPath(name)
+            parts = path.parts[-MOST_FOLDERS:]
+            self._by_base.setdefault(path.name, []).append(name)
+            self._by_end.setdefault(parts[-2:], {})[name] = parts
 
     def read(self, image: str, limits: Limits) -> bytes:
         """The content; a LookupError if no file fits, or if several fit equally well."""
@@ -174,12 +181,20 @@ class ArchivedImages:
         path = PurePosixPath(unquote(image).replace("?d=", "/"))
         for base in dict.fromkeys((path.name, _UPLOADED.sub("", path.name))):
             if found := self._by_base.get(base):
-                fits = {name: _same_end(PurePosixPath(name).parts, path.parts) for name in found}
-                best = [name for name, fit in fits.items() if fit == max(fits.values())]
+                best = self._closest((*path.parts[-MOST_FOLDERS:-1], path.name)) or found
                 if len(best) > 1:
                     raise LookupError(f"{image[:200]} may be {' or '.join(best[:3])}")
                 return best[0]
         raise LookupError(f"{image[:200]} is not in the archive, and nothing is fetched")
+
+    def _closest(self, parts: tuple[str, ...]) -> list[str]:
+        """The files whose last folders are equal to those of a path; none if not even the last one is."""
+        alike = self._by_end.get(parts[-2:], {})
+        if not 1 < len(alike) <= MOST_ALIKE:
+            return list(alike)
+        fits = {name: _same_end(each, parts) for name, each in alike.items()}
+        most = max(fits.values())
+        return [name for name, fit in fits.items() if fit == most]
 
 
 def _same_end(one: Sequence[str], other: Sequence[str]) -> int:
