@@ -11,6 +11,7 @@ Colour profiles are not applied.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import sys
@@ -100,6 +101,12 @@ class Limits:
 LIMITS = Limits()
 ANY_SIZE = Limits(size=sys.maxsize, pixels=sys.maxsize, side=sys.maxsize, memory=sys.maxsize)
 """For images that a server accepted before, within its own limits."""
+
+
+def load_decoders() -> None:
+    """Import what decodes the formats. With the first WebP file, Pillow would import all formats that it knows."""
+    Image.preinit()
+    importlib.import_module("PIL.WebPImagePlugin")
 
 
 def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
