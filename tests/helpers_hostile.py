@@ -230,6 +230,101 @@ def with_first_header(content: bytes) -> bytes:
     return content[:8] + chunk(b"IHDR", content[16:24] + b"\1\0\0\0\0") + content[8:]
 
 
+class _BitWriter:
+    """Writes numbers, the lowest bit first."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+        self._open, self._count = 0, 0
+
+    def put(self, *numbers: tuple[int, int]) -> None:
+        """Numbers, each with its count of bits."""
+        for number, count in numbers:
+            self._open |= number << self._count
+            self._count += count
+            while self._count >= 8:
+                self._written.append(self._open & 255)
+                self._open, self._count = self._open >> 8, self._count - 8
+
+    def content(self) -> bytes:
+        return bytes(self._written) + bytes((self._open,)) + bytes(8)
+
+
+def many_groups(size: tuple[int, int], groups: int, bits: int = 2) -> bytes:
+    """A lossless WebP stream, without its head, with so many groups of Huffman tables: 20 bits and 5 kB each."""
+    writer = _BitWriter()
+    one_symbol, lengths_at_8 = (1, 4), [(0, 1)]
+    # A code with 256 symbols of eight bits: of the codes for lengths, "8" is alone, or beside "many zeros".
+    lengths_at_8 += [(8, 4), *((int(place == 11), 3) for place in range(12)), (1, 1), (3, 3), (254, 8)]
+    blocks = -(-size[0] // 2**bits) * -(-size[1] // 2**bits)
+    # No transform, no colour cache, but groups; their image has codes for the numbers of groups in red and green.
+    writer.put((0, 1), (0, 1), (1, 1), (bits - 2, 3), (0, 1), *lengths_at_8, *lengths_at_8, *3 * [one_symbol])
+    reversed_bits = [int(f"{number:08b}"[::-1], 2) for number in range(256)]
+    for block in range(blocks):
+        group = block % groups
+        writer.put((reversed_bits[group & 255], 8), (reversed_bits[group >> 8], 8))
+    writer.put(*groups * 5 * [one_symbol])
+    return writer.content()
+
+
+def with_groups(size: tuple[int, int], groups: int, bits: int = 2, *, alpha: bool = False, frames: int = 0) -> bytes:
+    """A WebP file with many groups in its pixels or in its transparency, as an image or as a frame of an animation.
+
+    Before the frame there may be some without pixels, which a decoder leaves out.
+    """
+    stream = many_groups(size, groups, bits)
+    if alpha:
+        lossy = encoded(size, "RGB", "WEBP", method=0, quality=1)[12:]
+        image = riff(b"ALPH", b"\x01" + stream) + lossy
+    else:
+        image = _lossless(size, stream)
+    place = _three(size[0] - 1) + _three(size[1] - 1)
+    head = b""
+    if frames:
+        empty = riff(b"ANMF", bytes(6) + place + bytes(4))
+        head = riff(b"ANIM", bytes(6)) + empty * (frames - 1)
+        image = riff(b"ANMF", bytes(6) + place + bytes(4) + image)
+    flags = 0x10 * alpha | 0x02 * bool(frames)
+    extended = riff(b"VP8X", bytes((flags, 0, 0, 0)) + place) if flags else b""
+    body = b"WEBP" + extended + head + image
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def with_long_transform(size: tuple[int, int]) -> bytes:
+    """A lossless WebP file that begins with an image of one bit per block, and ends there."""
+    writer = _BitWriter()
+    writer.put((1, 1), (0, 2), (0, 3), (0, 1), (0b11, 2), (0, 1), (0, 1), (1, 8), *4 * [(1, 4)])
+    image = _lossless(size, writer.content() + random.Random(0).randbytes(size[0] * size[1] // 128))
+    return b"RIFF" + struct.pack("<I", len(image) + 4) + b"WEBP" + image
+
+
+def _lossless(size: tuple[int, int], stream: bytes) -> bytes:
+    return riff(b"VP8L", b"\x2f" + struct.pack("<I", (size[0] - 1) | (size[1] - 1) << 14) + stream)
+
+
+def arithmetic(side: int, marker: int = 0xCA) -> bytes:
+    """A JPEG file with arithmetic coding and 14 progressive scans, in which a few bytes stand for all pixels."""
+    frame = segment(0xDB, bytes((0, *64 * (16,)))) + segment(
+        marker, struct.pack(">BHHB3B", 8, side, side, 1, 1, 0x11, 0)
+    )
+
+    def scan(first: int, last: int, place: int, content: bytes = b"\x4b\xc6") -> bytes:
+        return segment(0xDA, bytes((1, 1, 0, first, last, place))) + content
+
+    parameters = segment(0xCC, b"\x10\x05")
+    # One coefficient of every block, the last one, for an image of 7,070 pixels per side.
+    first = parameters + scan(1, 63, 0x06, _LAST_COEFFICIENTS)
+    refined = b"".join(parameters + scan(1, 63, place) for place in (0x65, 0x54, 0x43, 0x32, 0x21, 0x10))
+    scans = segment(0xCC, b"\0\x10") + scan(0, 0, 0) + first + refined + 6 * scan(1, 63, 0x10)
+    return b"\xff\xd8" + frame + scans + b"\xff\xd9"
+
+
+_LAST_COEFFICIENTS = bytes.fromhex(
+    "4bc600000000000168 74004eea00000000b56a5d80000000 0dfda10000000002b96f30929de6099a"
+    "37e73a6eb7ba79e87dcd314d973832e8bea0"
+)
+
+
 def worst_known(length: int = SIZE) -> Iterator[tuple[str, bytes]]:
     """Files that took seconds before there were limits, each with so many bytes of filling."""
     for name, filling in JPEG_FILLINGS.items():
@@ -296,6 +391,13 @@ def expensive() -> Iterator[tuple[str, bytes]]:
         encoded((3250, 3250), "RGB", "WEBP", noisy=True, method=0, lossless=True, quality=0),
     )
     yield "WebP lossless", encoded(webp, "RGBA", "WEBP", method=0, lossless=True)
+    # As many as the limit for memory allows, and as many as there can be.
+    yield "WebP with 15,625 groups of codes", with_groups((2000, 2000), 15_625, 4)
+    yield "WebP with 62,500 groups of codes", with_groups((1000, 1000), 62_500)
+    yield "WebP with 62,500 groups of codes for its transparency", with_groups((1000, 1000), 62_500, alpha=True)
+    yield "WebP with 62,500 groups of codes in a frame", with_groups((1000, 1000), 62_500, frames=2)
+    yield "WebP with a long transform", with_long_transform((4000, 4000))
+    yield "JPEG arithmetic coding", arithmetic(FULL_SIDE - 1)
     yield "WebP frames", webp_with(fitted(riff(b"ANMF", bytes(16) + riff(b"VP8 ")), 34 * 4000), webp)
     yield "BMP", bmp(*size, 1, bytes((-(-size[0] // 32) * 4) * size[1]), colours=2)
     yield "BMP 4 bits", bmp(*size, 4, bytes((-(-size[0] // 8) * 4) * size[1]), colours=16)

@@ -11,6 +11,7 @@ Colour profiles are not applied.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import sys
@@ -27,6 +28,7 @@ from serving.bundle.errors import ImageError
 from serving.bundle.png_limits import check_unpacked, png_file
 from serving.bundle.sections import ImageSpec
 from serving.bundle.structure import Structure, examine
+from serving.bundle.webp_tables import table_bytes
 
 _SIGNATURES = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
@@ -38,7 +40,7 @@ FORMATS = tuple(_SIGNATURES)
 BACKGROUND = "white"
 """Shown behind transparent pixels, as on a web page."""
 
-_ORIENTATION, _SCANS = "openworld orientation", "openworld scans"
+_ORIENTATION, _SCANS, _TABLES = "openworld orientation", "openworld scans", "openworld tables"
 """Where `open_image` notes in an image's `info` what the walk over its file has found."""
 _RUN_LENGTHS = (1, 2)
 """BMP's codes for run-length encoding with 8 and with 4 bits per pixel."""
@@ -74,6 +76,8 @@ SPARE = 2
 
 _BYTES = {"WEBP": 16, "JPEG": 4, "PNG": 4, "BMP": 4}
 """Bytes of memory per pixel while an image is decoded, at most; test_pixels.py measures them."""
+_BESIDE_TABLES = 12
+"""Bytes of memory per pixel of a WebP file while there are the tables of its codes, which come on top."""
 _COEFFICIENTS = {0: 6, 1: 4, 2: 3}
 """Bytes per pixel of a progressive JPEG file in colour, all of which the decoder holds: by its colour subsampling."""
 
@@ -97,6 +101,12 @@ class Limits:
 LIMITS = Limits()
 ANY_SIZE = Limits(size=sys.maxsize, pixels=sys.maxsize, side=sys.maxsize, memory=sys.maxsize)
 """For images that a server accepted before, within its own limits."""
+
+
+def load_decoders() -> None:
+    """Import what decodes the formats. With the first WebP file, Pillow would import all formats that it knows."""
+    Image.preinit()
+    importlib.import_module("PIL.WebPImagePlugin")
 
 
 def decode(content: bytes, limits: Limits = LIMITS) -> Image.Image:
@@ -129,11 +139,14 @@ def open_image(content: bytes, limits: Limits = LIMITS) -> Image.Image:
         _check_pixels(image.size, limits)
         _check_memory(image, kind, limits)
         _check_scans(image.size, structure)
+        tables = 0
         if kind == "WEBP":
             _check_lossy(image.size, structure)
+            tables = table_bytes(structure.content, structure.streams, image.size)
+            _check_tables(image.size, tables, limits)
         if kind == "PNG":
             check_unpacked(structure)
-    image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans}
+    image.info |= {_ORIENTATION: structure.orientation, _SCANS: structure.scans, _TABLES: tables}
     if kind == "BMP" and image.info.get("compression") in _RUN_LENGTHS:
         # Pillow decodes it in Python, which would block every other request for seconds.
         allowed = f"BMP that is not compressed, or {', '.join(FORMATS[:-1])}"
@@ -260,11 +273,18 @@ def _check_lossy(size: tuple[int, int], structure: Structure) -> None:
         raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
 
 
+def _check_tables(size: tuple[int, int], tables: int, limits: Limits) -> None:
+    if (needed := _BESIDE_TABLES * size[0] * size[1] + tables) > limits.memory:
+        got = f"WebP of {size[0]} x {size[1]} pixels, which takes {needed / 1e6:.0f} MB with the tables of its codes"
+        allowed = f"up to {limits.memory / 1e6:.0f} MB"
+        raise ImageError("too_many_pixels", "image too large to decode", got=got, allowed=allowed)
+
+
 def decoding_work(image: Image.Image) -> int:
-    """How long an opened image takes to decode, in pixels of an image with one scan."""
+    """How much an opened image takes to decode, in time or memory, in pixels of an image with one scan."""
     scans = int(image.info.get(_SCANS, 1))
     # Most of the time is spent on pixels, not on the coefficients of another scan.
-    return image.width * image.height * (15 + scans) // 16
+    return image.width * image.height * (15 + scans) // 16 + int(image.info.get(_TABLES, 0)) // _BYTES["WEBP"]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from serving.bundle.errors import ImageError
@@ -31,6 +31,17 @@ MOST_ENTRIES = 1024
 
 
 @dataclass(frozen=True)
+class LosslessStream:
+    """Where a WebP file has pixels or transparency that are packed without loss, in bytes of the file."""
+
+    start: int
+    """Where its bits begin."""
+    end: int
+    size: tuple[int, int] | None
+    """Width and height; None: those of the whole image, at most."""
+
+
+@dataclass(frozen=True)
 class Structure:
     """The outcome of the walk."""
 
@@ -44,6 +55,8 @@ class Structure:
     """Bytes that the pixels of a PNG file are packed into, or those of the first picture of a lossy WebP file."""
     transparent: bool = False
     """Whether a PNG file has a chunk with transparent colours, wherever it is."""
+    streams: tuple[LosslessStream, ...] = ()
+    """What may be decoded of a WebP file that is packed without loss."""
 
 
 def examine(content: bytes, kind: str) -> Structure:
@@ -62,6 +75,8 @@ _SOI, _EOI, _SOS, _APP0, _APP1, _APP14, _COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xE
 _ALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 """Markers without a length, which mean nothing before the first scan."""
 _TABLES = frozenset((*range(0xC0, 0xC8), *range(0xC9, 0xD0), *range(0xDB, 0xE0)))
+_ARITHMETIC = frozenset(range(0xC9, 0xD0))
+"""Frames with arithmetic coding, and its parameters: a scan of two bytes makes the decoder work through all pixels."""
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 """A marker that begins a segment: not an escaped 0xff, a restart marker or a fill byte."""
@@ -83,6 +98,10 @@ def _jpeg(content: bytes) -> Structure:
         if marker in _ALONE:
             place = start
             continue
+        if marker in _ARITHMETIC:
+            got = f"arithmetic coding (marker 0x{marker:02x} at byte {found.start()})"
+            allowed = "JPEG with Huffman coding, which all cameras and browsers use"
+            raise ImageError("unsupported_image", "JPEG is not read here", got=got, allowed=allowed)
         end = start + int.from_bytes(content[start : start + 2])
         if marker == _SOS:
             rest = content[found.start() :]
@@ -168,27 +187,56 @@ def _png(content: bytes) -> Structure:
 
 # WebP
 
-_WEBP_HEAD = 12
+_WEBP_HEAD, _CHUNK_HEAD, _FRAME_HEAD = 12, 8, 16
+_LOSSLESS_HEAD = 5
+"""Bytes of a mark, of width and height with 14 bits each, and of four further bits."""
+_PIXELS = (b"VP8 ", b"VP8L", b"ALPH")
 
 
 def _webp(content: bytes) -> Structure:
-    metadata, place, frames, packed = _Metadata(), _WEBP_HEAD, 0, 0
-    for _ in range(most_segments(len(content))):
-        if place + 8 > len(content):
-            return Structure(content, metadata.orientation(), packed=packed)
-        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
-        frames += name == b"ANMF"
-        if frames > MOST_FRAMES:
-            raise _too_many("frames", MOST_FRAMES)
-        if name in (b"VP8 ", b"ALPH") or (name == b"ANMF" and frames == 1):
-            packed += min(size, len(content) - place)
-        if name == b"EXIF":
-            metadata.take(_EXIF + content[place + 8 : place + 8 + size].removeprefix(_EXIF))
+    metadata, frames, packed, animated = _Metadata(), 0, 0, False
+    streams: list[LosslessStream] = []
+    left = iter(range(most_segments(len(content))))
+    for name, start, end in _chunks(content, _WEBP_HEAD, len(content), left):
+        if name == b"ANMF":
+            frames += 1
+            if frames > MOST_FRAMES:
+                raise _too_many("frames", MOST_FRAMES)
+            if not animated:
+                # Decoders leave out frames without pixels: the first one that has some is the image.
+                inside = list(_chunks(content, start + _FRAME_HEAD, end, left))
+                animated = any(each[0] in _PIXELS for each in inside)
+                packed += (end - start) * animated
+                streams += _streams(content, inside)
+        elif name in _PIXELS:
+            packed += (end - start) * (name != b"VP8L")
+            streams += _streams(content, [(name, start, end)])
+        elif name == b"EXIF":
+            metadata.take(_EXIF + content[start:end].removeprefix(_EXIF))
         elif name == b"XMP ":
-            metadata.take(_XMP + content[place + 8 : place + 8 + size])
+            metadata.take(_XMP + content[start:end])
+    return Structure(content, metadata.orientation(), packed=packed, streams=tuple(streams))
+
+
+def _chunks(content: bytes, start: int, end: int, left: Iterator[int]) -> Iterator[tuple[bytes, int, int]]:
+    """Name, start and end of the chunks in a part of a file, of which so many are left to read."""
+    while start + _CHUNK_HEAD <= end:
+        if next(left, None) is None:
+            raise _too_many("chunks", most_segments(len(content)))
+        size = int.from_bytes(content[start + 4 : start + _CHUNK_HEAD], "little")
+        yield content[start : start + 4], start + _CHUNK_HEAD, min(start + _CHUNK_HEAD + size, end)
         # Chunks have an even length.
-        place += 8 + size + size % 2
-    raise _too_many("chunks", most_segments(len(content)))
+        start += _CHUNK_HEAD + size + size % 2
+
+
+def _streams(content: bytes, chunks: Sequence[tuple[bytes, int, int]]) -> Iterator[LosslessStream]:
+    for name, start, end in chunks:
+        if name == b"VP8L":
+            size = int.from_bytes(content[start + 1 : start + _LOSSLESS_HEAD], "little")
+            yield LosslessStream(start + _LOSSLESS_HEAD, end, ((size & 0x3FFF) + 1, (size >> 14 & 0x3FFF) + 1))
+        elif name == b"ALPH" and content[start : start + 1] and content[start] & 3 == 1:
+            # The other method does not pack at all.
+            yield LosslessStream(start + 1, end, None)
 
 
 def _bmp(content: bytes) -> Structure:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
 from serving.bundle.model import BundleModel
-from serving.bundle.pixels import Limits
+from serving.bundle.pixels import Limits, load_decoders
 from serving.host.cpus import available_cpus, plan_cpus
 from serving.host.memory import MemoryWatch, limit_free_memory
 from serving.host.preflight import create_group, first_bundle
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 KEEPER_TIMEOUT = 5.0
 """Seconds at shutdown for the quarantine's keeper to write what it has accepted."""
+
+_TEACHING = ("serving.teaching.api.views", "serving.teaching.class_changes", "serving.teaching.exchange")
+"""What the routes under /teach import when they are called; these import the rest."""
 
 
 class Engine:
@@ -89,6 +93,7 @@ class Engine:
             from serving.teaching.auto import Autonomy
 
             self._autonomy = Autonomy(self.teacher, self.settings)
+        import_for_requests(teaching=self.teacher is not None)
         # Objects that live as long as the server need no scanning; long pauses would raise the p99 latency.
         gc.collect()
         gc.freeze()
@@ -114,6 +119,14 @@ class Engine:
         self.queue.close()
         if self.keeper is not None:
             self.keeper.close(KEEPER_TIMEOUT)
+
+
+def import_for_requests(*, teaching: bool) -> None:
+    """Import now what requests would import later: a worker should not grow with its first ones."""
+    load_decoders()
+    if teaching:
+        for name in _TEACHING:
+            importlib.import_module(name)
 
 
 def _teacher(engine: Engine) -> Teacher | None:

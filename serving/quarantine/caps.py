@@ -14,7 +14,8 @@ from serving.quarantine.schema import items, sum_of
 DAY = 86_400.0
 
 _REMOVAL_ORDER: tuple[tuple[ItemState, ...], ...] = (("learned", "junk"), ("new",), ("named", "known"))
-"""The order of removal: items that are no longer needed, then unlabelled ones, and a person's labels last."""
+"""The order of removal: items that are no longer needed, then unlabelled ones, and a person's labels last. Damaged
+items, which have another state, come before all of them."""
 _LABELLED = _REMOVAL_ORDER[-1]
 _PAGE = 500
 
@@ -51,8 +52,8 @@ def excess(connection: Connection, caps: Caps) -> dict[str, list[int]]:
 
 def _removal_candidates(connection: Connection, wanted: ColumnElement[bool]) -> Iterator[tuple[int, int]]:
     """(id, bytes) in the order of removal, the oldest first within a state."""
-    for states in _REMOVAL_ORDER:
-        query = select(items.c.id, items.c.bytes).where(wanted, items.c.state.in_(states))
+    for condition in (items.c.state.not_in(STATES), *(items.c.state.in_(states) for states in _REMOVAL_ORDER)):
+        query = select(items.c.id, items.c.bytes).where(wanted, condition)
         query = query.order_by(items.c.received_at, items.c.id)
         offset = 0
         while rows := connection.execute(query.limit(_PAGE).offset(offset)).all():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +129,11 @@ class Fingerprints:
             larger = np.zeros((capacity, *values.shape[1:]), dtype=values.dtype)
             larger[: len(values)] = values
             setattr(self, name, larger)
+
+
+def is_fingerprint(value: object) -> TypeGuard[bytes]:
+    """Whether it is what `summarize` makes; something else may have changed a row."""
+    return isinstance(value, bytes) and len(value) == 2 * LENGTH and bool(np.isfinite(_numbers(value)).all())
 
 
 def _numbers(fingerprint: bytes) -> Floats:

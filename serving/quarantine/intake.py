@@ -20,10 +20,11 @@ import numpy as np
 from sqlalchemy import Connection, case, insert, select, update
 
 from serving.quarantine.database import Database
-from serving.quarantine.duplicates import Fingerprints, ImageSummary, summarize
+from serving.quarantine.duplicates import Fingerprints, ImageSummary, is_fingerprint, summarize
 from serving.quarantine.images import ImageStore, new_name
 from serving.quarantine.records import Added, Arrival, UnavailableError
 from serving.quarantine.schema import items
+from serving.telemetry import log
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Intake:
         self._lock = threading.Lock()
         self._fingerprints = Fingerprints()
         self._newest = 0
+        self._without_fingerprint: set[int] = set()
+        """Items whose row was changed by something else; the log has named them."""
 
     def add(self, arrivals: Sequence[Arrival]) -> Added:
         """Store new images and count duplicates; both are durable when this returns."""
@@ -175,8 +178,20 @@ class Intake:
     def _catch_up(self, connection: Connection) -> None:
         """Read the fingerprints that other processes added. Ids are in order because there is one writer at a time."""
         rows = select(items.c.id, items.c.fingerprint).where(items.c.id > self._newest).order_by(items.c.id)
+        damaged = set()
         for item_id, fingerprint in connection.execute(rows):
-            self._remember(item_id, fingerprint)
+            if is_fingerprint(fingerprint):
+                self._remember(item_id, fingerprint)
+            else:
+                damaged.add(item_id)
+                self._newest = item_id
+        if found := sorted(damaged - self._without_fingerprint):
+            self._without_fingerprint.update(found)
+            log.warning(
+                "the fingerprints of %d images of the quarantine are damaged, so copies of them are stored again: %s",
+                len(found),
+                found[:20],
+            )
 
     def _remember(self, item_id: int, fingerprint: bytes) -> None:
         self._fingerprints.add(item_id, fingerprint)

@@ -119,6 +119,8 @@ class Keeper:
         while not self._closing.is_set() or self._queue:
             if batch := self._take(maintain_at - time.monotonic()):
                 self._write(batch, until=time.monotonic() + self._retry_for)
+                # While it waits for the next images, the thread does not keep these in memory.
+                batch = []
             if time.monotonic() >= maintain_at and not self._closing.is_set():
                 self._maintain()
                 maintain_at = time.monotonic() + MAINTAIN_EVERY

@@ -7,7 +7,7 @@ In JSON-MIN, a task has its fields and the choices side by side, under names tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ CHOICES, IMAGE = "label", "image"
 """The names of the choices and of the image, in tasks and in the configuration that are written here."""
 SHOWN = 5
 """Missing images that a message names."""
+MOST_ALIKE, MOST_FOLDERS = 50, 32
+"""Files of the same name, in folders of the same name, that are told apart by the folders above; and of how many."""
 
 _LOCAL = "/data/local-files/?d="
 """How a task names a file of Label Studio's local storage: after it is the path below the document root."""
@@ -107,31 +109,58 @@ class ImageNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
-        self._by_base: dict[str, list[str]] = {}
-        self._by_stored: dict[str, list[str]] = {}
-        for name in self._names:
-            base = PurePosixPath(name).name
-            self._by_base.setdefault(base, []).append(name)
-            self._by_stored.setdefault(_stored(base), []).append(name)
+        self._by_base, self._by_stored = _Index(), _Index()
+        for name in sorted(self._names):
+            path = PurePosixPath(name)
+            self._by_base.add(path.name, path.parent.name, name)
+            self._by_stored.add(_stored(path.name), path.parent.name, name)
 
     def find(self, image: str) -> str | None:
         """The one file that a task means; None without any, and a LookupError if several fit equally well."""
         if image in self._names:
             return image
         path = PurePosixPath(_path(image))
-        for found in self._candidates(path.name, uploaded=_UPLOADS in image):
-            fits = {name: _same_end(PurePosixPath(name).parts, path.parts) for name in found}
-            best = sorted(name for name, fit in fits.items() if fit == max(fits.values()))
+        for found in self._candidates(path, uploaded=_UPLOADS in image):
+            best = _closest(found, path)
             if len(best) > 1:
                 raise LookupError(f"{image[:200]} may be {' or '.join(best[:3])}")
             return best[0]
         return None
 
-    def _candidates(self, base: str, *, uploaded: bool) -> Iterable[list[str]]:
-        """Files with this name, or with the name that an uploaded file had before."""
+    def _candidates(self, path: PurePosixPath, *, uploaded: bool) -> Iterator[list[str]]:
+        """Files with this name, or with the name that an uploaded file had before; if there are some in a folder of the
+        same name, only these."""
+        base = path.name
         bases = [base, _UPLOADED.sub("", base), *([base.partition("-")[2]] if uploaded else [])]
-        for names in (self._by_base, self._by_stored):
-            yield from (names[each] for each in dict.fromkeys(bases) if each in names)
+        for index in (self._by_base, self._by_stored):
+            for each in dict.fromkeys(bases):
+                if found := index.find(each, path.parent.name):
+                    yield found
+
+
+class _Index:
+    """Files by their name, and by their folder and name, so that one of many is found quickly."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, list[str]] = {}
+        self._by_folder: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, name: str, folder: str, file: str) -> None:
+        self._by_name.setdefault(name, []).append(file)
+        self._by_folder.setdefault((folder, name), []).append(file)
+
+    def find(self, name: str, folder: str) -> list[str]:
+        return self._by_folder.get((folder, name)) or self._by_name.get(name, [])
+
+
+def _closest(files: list[str], path: PurePosixPath) -> list[str]:
+    """The files of which most folders at the end are those of the path; all of very many, which takes too long."""
+    if not 1 < len(files) <= MOST_ALIKE:
+        return files
+    folders = path.parent.parts[-MOST_FOLDERS:]
+    fits = {file: _same_end(PurePosixPath(file).parent.parts[-MOST_FOLDERS:], folders) for file in files}
+    most = max(fits.values())
+    return [file for file, fit in fits.items() if fit == most]
 
 
 def _same_end(one: Sequence[str], other: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ import io
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from PIL import Image
 from serving.bundle.errors import ImageError
 from serving.bundle.pixels import Limits, decode, open_image, plain, to_pixels
 from serving.bundle.sections import ImageSpec
+from tests.helpers_memory import peak_memory
 from tests.helpers_serving import bad_palettes, image_bytes, png_header, saved
 
 RGB = ImageSpec(height=4, width=4, mode="RGB")
@@ -235,23 +235,6 @@ def turned() -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = 6
     return exif
-
-
-def peak_memory(work: Callable[[], object]) -> float:
-    """The peak growth of this process in bytes during the block."""
-    process = Path("/proc/self")
-    try:
-        (process / "clear_refs").write_text("5")
-    except OSError:
-        pytest.skip("the kernel does not forget the peak of a process's memory")
-
-    def kilobytes(name: str) -> int:
-        (line,) = (line for line in (process / "status").read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1])
-
-    before = kilobytes("VmRSS:")
-    work()
-    return 1024.0 * (kilobytes("VmHWM:") - before)
 
 
 @pytest.mark.parametrize("content", bad_palettes(), ids=["no palette", "too much transparency"])

@@ -9,16 +9,20 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from serving.bundle.errors import ImageError
 from serving.bundle.pixels import MOST_SCANNED, Limits, decode, open_image, to_pixels
 from serving.bundle.sections import ImageSpec
 from serving.bundle.structure import MOST_FILL, MOST_SEGMENTS, examine, exif_orientation, most_segments
+from serving.bundle.webp_tables import UNREAD, table_bytes
+from serving.inference.job import is_large
+from serving.inference.queue import SMALL_BYTES
 from serving.quarantine.api.pictures import thumbnail
 from serving.quarantine.duplicates import summarize
 from tests.helpers_hostile import (
     adam7,
+    arithmetic,
     chunk,
     directory,
     filtered,
@@ -29,10 +33,13 @@ from tests.helpers_hostile import (
     webp_with,
     with_empty_blocks,
     with_first_header,
+    with_groups,
+    with_long_transform,
     with_profiles,
     with_scans,
     worst_known,
 )
+from tests.helpers_memory import peak_memory
 from tests.helpers_serving import png, saved
 
 SPEC = ImageSpec(height=8, width=8, mode="RGB")
@@ -166,6 +173,102 @@ def test_the_pixels_and_bytes_of_a_lossy_webp_are_limited(monkeypatch: pytest.Mo
         open_image(content)
     # A lossless one takes a quarter of the time.
     assert open_image(saved(noise, "WEBP", lossless=True)).size == (100, 100)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"alpha": True}, {"frames": 1}, {"frames": 3}, {"alpha": True, "frames": 2}],
+    ids=["pixels", "transparency", "frame", "frames without pixels before it", "transparency of a frame"],
+)
+def test_the_huffman_tables_of_a_webp_are_limited(options: dict[str, int]) -> None:
+    """Each group takes 2.5 bytes of the file and at least 5 kB of memory, and 62,500 of them took 360 MB."""
+    with pytest.raises(ImageError, match=r"takes \d+ MB with the tables of its codes; allowed: up to 256 MB") as caught:
+        open_image(with_groups((1000, 1000), 62_500, **options))
+    assert caught.value.code == "too_many_pixels"
+    # What is within the limit is decoded alone, as a large image is, and the limit holds for what is decoded.
+    content = with_groups((560, 560), 18_000, **options)
+    image = open_image(content)
+    assert is_large(image, len(content))
+    peak = peak_memory(lambda: to_pixels(image, SPEC))
+    # What an earlier test has freed may be used again.
+    assert 18_000 * 4000 < peak < 256e6
+    limit = int(peak)
+    with pytest.raises(ImageError, match="with the tables of its codes"):
+        open_image(content, Limits(memory=limit))
+
+
+def drawn_photo(size: tuple[int, int]) -> Image.Image:
+    """Soft colours with shapes in front of them, and the noise of a camera."""
+    noise = np.random.default_rng(0)
+    photo = Image.fromarray(noise.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(photo)
+    for _ in range(150):
+        x, y, radius = (int(noise.integers(0, most)) for most in (*size, size[0] // 8))
+        fill = tuple(noise.integers(0, 256, 3).tolist())
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill)
+    grain = noise.normal(0, 2, (size[1], size[0], 3))
+    return Image.fromarray((np.asarray(photo) + grain).clip(0, 255).astype(np.uint8))
+
+
+def drawn_screen(size: tuple[int, int]) -> Image.Image:
+    screen, noise = Image.new("RGB", size, "white"), np.random.default_rng(0)
+    draw = ImageDraw.Draw(screen)
+    for y in range(0, size[1], 14):
+        text = "".join(map(chr, noise.integers(33, 127, size[0] // 8)))
+        draw.text((8, y), text, fill=tuple(noise.integers(0, 160, 3).tolist()))
+    return screen
+
+
+@pytest.mark.parametrize("method", [0, 5])
+def test_lossless_photos_and_screens_of_several_megapixels_are_accepted(method: int) -> None:
+    """Libwebp writes at most 2,600 groups, however large an image is."""
+    photo, screen = drawn_photo((1800, 1350)), drawn_screen((1600, 1000))
+    clear = photo.copy()
+    clear.putalpha(photo.getchannel("G"))
+    for kind, picture in (("photo", photo), ("screen", screen), ("transparent", clear)):
+        content = saved(picture, "WEBP", lossless=True, method=method, quality=20)
+        structure = examine(content, "WEBP")
+        assert len(structure.streams) == 1, kind
+        started = time.thread_time()
+        assert table_bytes(content, structure.streams, picture.size) < 45_000_000, kind
+        assert time.thread_time() - started < MOST_SECONDS, kind
+        assert open_image(content).size == picture.size
+    lossy = saved(clear, "WEBP", quality=80, method=min(method, 4))
+    assert len(examine(lossy, "WEBP").streams) == 1
+    assert open_image(lossy).size == clear.size
+
+
+def test_a_small_lossless_image_is_not_large() -> None:
+    content = saved(drawn_photo((300, 200)), "WEBP", lossless=True)
+    assert len(content) > 80_000
+    assert not is_large(open_image(content), len(content))
+    # A few kilobytes have few groups, whatever they contain.
+    tiny = with_groups((500, 500), 1000, 4)
+    assert table_bytes(tiny, examine(tiny, "WEBP").streams, (500, 500)) < UNREAD
+    assert not is_large(open_image(tiny), len(tiny))
+
+
+def test_transforms_that_take_long_to_read_are_not_read() -> None:
+    """Then there may be as many groups behind them as there are blocks."""
+    content = with_long_transform((4000, 4000))
+    started = time.thread_time()
+    with pytest.raises(ImageError, match="with the tables of its codes"):
+        open_image(content)
+    assert time.thread_time() - started < MOST_SECONDS
+    # Of a small file, which the event loop may open, less is read.
+    content = with_long_transform((400, 400))
+    assert len(content) < SMALL_BYTES
+    started = time.thread_time()
+    assert open_image(content).size == (400, 400)
+    assert time.thread_time() - started < MOST_SECONDS / 10
+
+
+@pytest.mark.parametrize("marker", [0xC9, 0xCA, 0xCB, 0xCC, 0xCD, 0xCE, 0xCF])
+def test_arithmetic_coding_is_refused(marker: int) -> None:
+    """One of 366 bytes took 1.5 s, and browsers show none."""
+    with pytest.raises(ImageError, match=rf"arithmetic coding \(marker 0x{marker:x}") as caught:
+        open_image(arithmetic(7070, marker))
+    assert caught.value.code == "unsupported_image"
 
 
 def test_decoding_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

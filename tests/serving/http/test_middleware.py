@@ -171,6 +171,15 @@ def test_a_router_declares_what_its_paths_need(method: str, path: str, status: i
     assert asked(app, method, path, token if "/vault" in path else key).status_code == 200
 
 
+@pytest.mark.parametrize("query", ["top=1&%74op=2", "top=1&t%6Fp", "a+b=1&a%20b=1", "top&alpha=0.1&top=1"])
+def test_a_parameter_is_given_once_however_it_is_written(query: str) -> None:
+    app = RequestMiddleware(_serve_anything, Settings(), ())
+    refused = asked(app, "GET", f"/model?{query}")
+    assert refused.status_code == 422
+    assert "parameter given twice" in refused.json()["error"]["message"]
+    assert asked(app, "GET", f"/model?{query.replace('&', '&other-')}").status_code == 200
+
+
 async def _fail(scope: Scope, receive: Receive, send: Send) -> None:
     raise ZeroDivisionError("a mistake of ours")
 

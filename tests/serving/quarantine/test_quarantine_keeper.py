@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
@@ -55,6 +57,19 @@ def stuck(tmp_path: Path) -> Iterator[Stuck]:
     store = Stuck(f"sqlite:///{tmp_path}/quarantine.db")
     yield store
     store.go_on.set()
+
+
+def test_a_written_image_does_not_stay_in_memory(store: Store) -> None:
+    """Not even while nothing else arrives: a batch may have 8 MB and a file."""
+    keeper = Keeper(store)
+    # A file is no object that can be watched, but what comes with it is.
+    features = np.zeros(6, np.float32)
+    watched = weakref.ref(features)
+    keeper.offer(arrival(features=features))
+    del features
+    eventually(lambda: store.usage().items == 1)
+    eventually(lambda: watched() is None, patience=10.0)
+    keeper.close(PATIENCE)
 
 
 def test_losses_are_counted_from_zero_on(store: Store) -> None:

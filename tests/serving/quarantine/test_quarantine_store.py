@@ -383,6 +383,47 @@ def test_a_damaged_row_is_shown_as_damaged(place: Place, store: Store, columns: 
     assert store.delete([1]) == 1
 
 
+NOT_FINITE = np.full(97, np.nan, dtype="<f2").tobytes()
+
+
+@pytest.mark.parametrize("content", [b"x", b"", b"\0" * 192, NOT_FINITE], ids=["odd", "empty", "short", "not finite"])
+def test_a_damaged_fingerprint_is_left_out(
+    place: Place, store: Store, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add(arrivals(range(2)))
+    tamper(place, fingerprint=content)
+    again = place.open()
+    # The second image is recognised; the first one only if it is the same file.
+    alike = [arrival(content=saved(noise(number), "JPEG", quality=95)) for number in range(2)]
+    assert again.add([arrival(0), *alike]).ids == [1, 3, 2]
+    assert again.add([arrival(5)]).kept == [4]
+    again.enforce(Caps())
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert warning.startswith("the fingerprints of 1 images")
+    assert warning.endswith("[1]")
+
+
+def test_a_fingerprint_of_another_type_is_left_out(tmp_path: Path) -> None:
+    """SQLite takes any value in any column."""
+    place = Place(f"sqlite:///{tmp_path}/quarantine.db", str(tmp_path / "images"))
+    place.open().add(arrivals(range(3)))
+    for number, value in enumerate(("'text'", "7", "1.5"), 1):
+        execute(place, f"UPDATE openworld_items SET fingerprint = {value} WHERE id = {number}")
+    assert place.open().add([arrival(9)]).kept == [4]
+
+
+def test_a_row_in_an_unknown_state_is_removed_first(place: Place, store: Store) -> None:
+    store.add([arrival(number, received_at=time.time() - 100 + number) for number in range(4)])
+    store.mark_junk([1], "ann")
+    execute(place, "UPDATE openworld_items SET state = 'evil' WHERE id = 3")
+    assert store.enforce(Caps(items=3)) == {"items": 1}
+    assert [item.id for item in store.items()] == [1, 2, 4]
+    execute(place, "UPDATE openworld_items SET state = 'evil' WHERE id = 4")
+    assert store.enforce(Caps(bytes=store.usage().bytes - 1)) == {"bytes": 1}
+    assert [item.id for item in store.items()] == [1, 2]
+    assert len(place.files()) == 2
+
+
 @pytest.mark.parametrize(
     "column", ["at = 1e30", "at = 'never'", "detail = x'00ff'", "who = x'00'", "items = 'all'", "items = -1"]
 )

@@ -237,6 +237,36 @@ def test_a_labelling_config_is_well_formed_whatever_the_names() -> None:
     assert [each.get("value") for each in config.findall("Choices/Choice")] == [*NAMES, "a \"b\" & 'c'", "<x>"]
 
 
+def test_folders_above_tell_files_apart_whose_folders_have_equal_names() -> None:
+    contents = {f"{day}/{side}/1.png": f"{day} {side}".encode() for day in "abc" for side in ("left", "right")}
+    images = ["x/b/left/1.png", "left/1.png", "c/right/1.png", "up/1.png", "7-c/left/1.png"]
+    files = {"t.json": json.dumps([task(image, "elk") for image in images]).encode(), ".": b"", **contents}
+    found = list(read_labelled(zipped(files), ANY_SIZE))
+    assert [each.content if isinstance(each, Labelled) else None for each in found] == [
+        b"b left",
+        None,
+        b"c right",
+        None,
+        None,
+    ]
+    assert isinstance(found[1], Unusable)
+    assert "a/left/1.png or b/left/1.png or c/left/1.png" in found[1].reason
+
+
+@pytest.mark.parametrize(
+    ("folder", "image"),
+    [("{0}", "x/1.png"), ("{0}/same", "x/7/same/1.png"), ("x/{0}/a/b/c/d", "x/7/a/b/c/d/1a2b3c4d-1.png")],
+)
+def test_many_files_of_one_name_take_no_longer(folder: str, image: str) -> None:
+    """It once took a time with the third power of their number."""
+    files = {f"{folder.format(number)}/1.png": b"x" for number in range(9_999)}
+    tasks = json.dumps([task(image, "elk")] * 10_000).encode()
+    content = zipped({**files, "t.json": tasks})
+    started = time.thread_time()
+    assert len(list(read_labelled(content, LIMITS))) == 10_000
+    assert time.thread_time() - started < 2
+
+
 def test_notes_beside_images_are_not_tasks() -> None:
     files = {"elk/notes.json": b'{"by": "ada"}', "elk/1.png": picture("elk", 1)}
     found = list(read_labelled(zipped(files), ANY_SIZE))
