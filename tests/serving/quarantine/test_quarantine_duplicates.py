@@ -150,7 +150,7 @@ def test_all_sorts_of_files_are_looked_at() -> None:
     assert len(look.fingerprint) == 2 * 97
     assert _numbers(look.fingerprint)[-1] == pytest.approx(math.log2(9 / 5), abs=1e-3)
     assert summarize(saved(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "WEBP")).media_type == "image/webp"
-    with pytest.raises(ImageError, match="not an image"):
+    with pytest.raises(ImageError, match="not a supported image"):
         summarize(b"no image")
 
 
