@@ -28,7 +28,7 @@ from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
-from serving.teaching.auto_job import follow_rollback
+from serving.teaching.going_back import follow_rollback
 from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
@@ -179,7 +179,7 @@ class Teacher:
         return job
 
     def roll_back(self, version: str, who: str) -> PublishedVersion:
-        """Serve a version of the shelf again."""
+        """Serve a version of the shelf again; the examples that it has learned get the labels that it learned."""
         self._check_shelf()
         known = {each.version: each.name for each in self.versions()}
         if version not in known:
@@ -187,9 +187,8 @@ class Teacher:
             raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
         before = self._current_name()
         published = self._publish(known[version], before)
-        manifest = self._manifest(known[version])
-        self.store.settle(manifest.labels, version, who, f"instead of {before}")
-        follow_rollback(self.store, self._need_shelf().folder / known[version], manifest)
+        folder = self._need_shelf().folder / known[version]
+        follow_rollback(self.store, folder, self._manifest(known[version]), self.jobs.accepted(), who)
         return published
 
     def versions(self) -> list[ShelvedVersion]:

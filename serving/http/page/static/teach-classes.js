@@ -151,7 +151,7 @@ async function rename(label) {
   if (!reply) return;
   const to = reply.value;
   await run(async () => {
-    const before = entryOf(label).waiting ? await every(label) : [];
+    const before = await every(label);
     if (open === label) open = to;
     await changed(api.rename(label, to), `Renamed ${quoted(label)} to ${quoted(to)}.`, () => labelsBack(before, label));
   });
