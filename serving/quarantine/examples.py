@@ -85,8 +85,8 @@ class TaughtItems(LabelledItems):
     def go_back(
         self, taught: Mapping[str, str], people: Mapping[str, str], known: Collection[str], version: str, who: str
     ) -> None:
-        """After a version is served again: the items that it was taught, digest -> label, get this label, noted as given
-        by `people`, label -> names. All labels of its classes are known ones, all others are new."""
+        """After a version is served again: the items that it was taught, digest -> label, get this label, noted as that
+        of `people`, label -> names. All labels of its classes are known ones, all others are new."""
         with self._database.writing() as connection:
             for label, ids in _with_other_labels(connection, taught).items():
                 values = {"state": label_state(label, known), "label": label}

@@ -57,7 +57,7 @@ def _take_out_again(
 
 
 def _taken_out(folder: Path, made: Mapping[str, JobRecord]) -> Iterator[tuple[JobRecord, dict[str, str]]]:
-    """The jobs on the way to a version that took examples out, with the digest and the label of each, the last first."""
+    """The jobs on the way to a version that took examples out, the last first, with the digest and label of each."""
     name, seen = folder.name, set[str]()
     while name not in seen and (job := made.get(name)) is not None:
         seen.add(name)

@@ -33,6 +33,7 @@ from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
 from serving.teaching.lesson_job import Wanted, withdrawn
+from serving.teaching.lesson_plan import LessonPlan, labels_of_run, plan_lesson
 from serving.teaching.process import exit_code, start_process
 from serving.telemetry import log
 
@@ -124,6 +125,10 @@ class Teacher:
         waiting = tuple(each for digest, each in labelled.items() if digest not in taught or digest in out)
         return Pending(waiting, tuple(removed), taught)
 
+    def plan(self, pending: Pending) -> LessonPlan:
+        """What the next lesson can learn of it."""
+        return plan_lesson(pending.taught, pending.removed, pending.waiting, labels_of_run(self.current()))
+
     def images(self) -> dict[str, int]:
         """How many images the served classes were learned from, by label: those of the run and the taught examples."""
         name, kept = self._current_name(), self._of_run
@@ -137,12 +142,11 @@ class Teacher:
     def learn(self, who: str, wanted: Wanted, *, accept: bool = False, force: bool = False) -> JobRecord:
         """Start a job that learns what is labelled, or changes classes."""
         self._check_on()
-        if not (wanted.forget or wanted.rename or wanted.merge):
-            pending = self.pending()
-            if not pending.waiting and not pending.removed:
-                raise errors.NothingToLearnError(
-                    "nothing to learn", got="no example that waits", allowed="to label images first"
-                )
+        if not (wanted.forget or wanted.rename or wanted.merge) and (plan := self.plan(self.pending())).empty:
+            got, allowed = "no example that waits", "to label images first"
+            if plan.short:
+                got, allowed = f"too few examples: {plan.reason}", "more examples, or to delete the class"
+            raise errors.NothingToLearnError("nothing to learn", got=got, allowed=allowed)
         return self.start("learn", who, {**asdict(wanted), "accept": accept, "force": force})
 
     def group(self, who: str) -> JobRecord:

@@ -1,4 +1,4 @@
-"""Going back to a version: the labels follow, so that the next lesson changes nothing back. Real jobs, without a server."""
+"""Going back to a version: labels follow, so that the next lesson changes nothing back. Real jobs, without a server."""
 
 from __future__ import annotations
 
