@@ -152,7 +152,11 @@ def _relabel(connection: Connection, label: str, new: str, known: Collection[str
     values = {"label": new, "state": label_state(new, known)}
     count = connection.execute(update(items).where(own).values(values)).rowcount
     begun = connection.execute(delete(drafts).where(drafts.c.label == label)).rowcount
-    if begun and not connection.execute(select(drafts.c.label).where(drafts.c.label == new)).first():
+    if (
+        begun
+        and new not in known
+        and not connection.execute(select(drafts.c.label).where(drafts.c.label == new)).first()
+    ):
         _begin(connection, new, who)
     note(connection, who, "rename", count, f"{label} to {new}")
     return count

@@ -73,8 +73,8 @@ export function takeBack() {
   if (!work) return;
   notify("");
   run(async () => {
-    await work();
+    const said = await work();
     await refresh();
-    notify("Undone.");
+    notify(typeof said === "string" ? `Undone. ${said}` : "Undone.");
   });
 }

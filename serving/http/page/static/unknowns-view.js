@@ -33,7 +33,7 @@ const CHANGES = {
   group: () => "grouped the unknown images",
   learn: () => "started a lesson",
   accept: () => "accepted a lesson",
-  discard: () => "discarded a lesson",
+  discard: (count, detail) => `discarded a lesson${detail.replace(/^job \d+/, "")}`,
   damaged: () => "did something, but another program has changed this entry",
   publish: (count, detail) => `put a version into service: ${detail}`,
 };
