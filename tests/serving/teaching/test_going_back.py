@@ -116,3 +116,17 @@ def test_merged_relabelled_and_removed_examples_come_back(teacher: Teacher) -> N
     ):
         teacher.roll_back(version, "bob")
         assert (labels(teacher), pending(teacher)) == (expected, NOTHING)
+
+
+def test_a_lesson_that_a_change_of_a_class_discards_is_in_the_log(teacher: Teacher) -> None:
+    label(teacher, "fox")
+    lesson = finished(teacher, teacher.learn("ada", Wanted()), "done")
+    published(teacher, class_changes.rename(teacher, "bob", "ant", "emmet", accept=True))
+    detail = f"job {lesson.id}: replaced by a later job"
+    assert ("bob", "discard", 0, detail) in [each[1:] for each in teacher.store.changes(20)]
+
+
+def test_a_class_that_is_merged_without_examples_begins_no_other(teacher: Teacher) -> None:
+    teacher.store.begin_class("yeti", "ada")
+    class_changes.merge(teacher, "ada", ["yeti"], "ant", accept=True)
+    assert teacher.store.drafts() == {}
