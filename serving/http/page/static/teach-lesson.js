@@ -10,6 +10,7 @@ import { loadStatus, onStatus, status } from "./teach-state.js";
 
 let job = null; // the lesson that is shown
 let before = null; // the version that was served before the lesson that was just accepted
+let accepted = null; // the number of the lesson that was accepted here
 let seen = null; // the lesson that waits, and the version that was served when it was first shown
 let refused = null; // the number of a lesson that could not be accepted, because another version was published
 let failure = null; // the lesson that failed, and what waited then
@@ -35,13 +36,16 @@ onStatus((now) => {
   }
 });
 
+// Whether an accepted lesson is shown: until something waits, or can be learned after one that was accepted here.
+const isLast = () => (job.id === accepted ? !status.ready : !status.waiting && !status.removed);
+
 const waits = ({ classes, removed }) => JSON.stringify([classes, removed]);
 
 // Whether another version was published since the lesson began, so that it cannot be accepted.
 const outdated = () => refused === job.id || (seen?.id === job.id && seen.version !== status.model.version);
 
 function show(focus = false) {
-  const open = job?.state === "done" || (job?.state === "accepted" && !status.ready);
+  const open = job?.state === "done" || (job?.state === "accepted" && isLast());
   if (open && job.learned) {
     const short = (job.state === "done" ? job.learned.too_few : status.too_few) ?? [];
     place().replaceChildren(...result(job, { before, outdated: outdated(), short }));
@@ -98,6 +102,7 @@ export function accept(force = false) {
       const { version, changed } = await api.accept(id, force);
       job = { ...job, state: "accepted", candidate: version };
       before = changed ? old : null;
+      accepted = id;
       await reload();
       show(true);
       notify(`Version ${version} is served now.`, before && (() => back(old)));
