@@ -82,6 +82,11 @@ class TaughtItems(LabelledItems):
         with self._database.writing() as connection:
             return _withdraw_class(connection, label, who)
 
+    def settle(self, known: Collection[str], version: str, who: str, what: str) -> None:
+        """After a version was published: labels of its classes are known ones, all others are new."""
+        with self._database.writing() as connection:
+            _settle(connection, known, f"{version}: {what}", who)
+
     def go_back(
         self, taught: Mapping[str, str], people: Mapping[str, str], known: Collection[str], version: str, who: str
     ) -> None:

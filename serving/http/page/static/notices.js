@@ -73,8 +73,8 @@ export function takeBack() {
   if (!work) return;
   notify("");
   run(async () => {
-    const said = await work();
+    const result = await work();
     await refresh();
-    notify(typeof said === "string" ? `Undone. ${said}` : "Undone.");
+    notify(typeof result === "string" ? `Undone. ${result}` : "Undone.");
   });
 }

@@ -220,7 +220,7 @@ async function remove(label) {
   });
 }
 
-// What is said after a class was deleted, and what undoes it beside going back to the version before.
+// The notice after a class was deleted, and what undoes it beside going back to the version before.
 function kept({ label, in_model: learned }, before) {
   const undo = () => (learned ? labelsBack(before, label) : classBack(before, label));
   return [`Deleted ${quoted(label)}.`, undo];
