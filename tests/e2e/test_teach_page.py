@@ -628,7 +628,7 @@ def test_a_stray_image_does_not_block_a_lesson(page: Page, server: Server) -> No
     page.get_by_test_id("discard").click()
     noticed(page, "Discarded.")
     tab(page, "versions")
-    assert "discarded a lesson: replaced by a later job" in page.get_by_test_id("log").inner_text()
+    page.get_by_test_id("log").get_by_text("discarded a lesson: replaced by a later job").first.wait_for()
     page.locator(f'[data-version="{served}"]').get_by_test_id("rollback").click()
     noticed(page, f"Version {served} is served now.")
 
