@@ -90,6 +90,18 @@ class TaughtItems(LabelledItems):
         with self._database.writing() as connection:
             _settle(connection, known, f"{version}: {what}", who)
 
+    def go_back(
+        self, taught: Mapping[str, str], people: Mapping[str, str], known: Collection[str], version: str, who: str
+    ) -> None:
+        """After a version is served again: the items that it was taught, digest -> label, get this label, noted as that
+        of `people`, label -> names. All labels of its classes are known ones, all others are new."""
+        with self._database.writing() as connection:
+            for label, ids in _with_other_labels(connection, taught).items():
+                values = {"state": label_state(label, known), "label": label}
+                set_values(connection, ids, **values, labelled_by=people.get(label, who), labelled_at=time.time())
+                note(connection, who, "relabel", len(ids), label)
+            _settle(connection, known, f"{version}: served again", who)
+
     def begin_class(self, label: str, who: str) -> None:
         """Begin a class without examples; a LabelError if it was begun before."""
         label = check_label(label)
@@ -126,6 +138,18 @@ class PublishedLabels(NamedTuple):
         _settle(connection, self.known, self.what, who)
 
 
+def _with_other_labels(connection: Connection, taught: Mapping[str, str]) -> dict[str, list[int]]:
+    """The items of image files that do not have the label given for them, by that label; those that a run has learned
+    are left out."""
+    found: dict[str, list[int]] = {}
+    for some in chunks(sorted(taught)):
+        rows = connection.execute(select(*_COLUMNS).where(items.c.sha256.in_(some), items.c.state != "learned"))
+        for each in _whole(rows):
+            if each.label != taught[each.digest]:
+                found.setdefault(taught[each.digest], []).append(each.id)
+    return found
+
+
 def _whole(rows: Iterable[Sequence[Any]]) -> list[Example]:
     """The examples in rows, without damaged ones."""
     return [found for row in rows if (found := example_of(row)) is not None]
@@ -136,7 +160,11 @@ def _relabel(connection: Connection, label: str, new: str, known: Collection[str
     values = {"label": new, "state": label_state(new, known)}
     count = connection.execute(update(items).where(own).values(values)).rowcount
     begun = connection.execute(delete(drafts).where(drafts.c.label == label)).rowcount
-    if begun and not connection.execute(select(drafts.c.label).where(drafts.c.label == new)).first():
+    if (
+        begun
+        and new not in known
+        and not connection.execute(select(drafts.c.label).where(drafts.c.label == new)).first()
+    ):
         _begin(connection, new, who)
     note(connection, who, "rename", count, f"{label} to {new}")
     return count

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.bundle.lessons import taught_examples
-from serving.bundle.manifest import Manifest
 from serving.bundle.model import BundleModel
 from serving.bundle.sections import LessonInfo
 from serving.quarantine.records import ItemGroup
@@ -67,28 +65,6 @@ def is_made_up(label: str, who: str) -> bool:
 def made_up(lessons: Iterable[LessonInfo]) -> set[str]:
     """The labels that this job made up, of those with examples in some lessons."""
     return {label for lesson in lessons for label in lesson.images if is_made_up(label, lesson.taught_by)}
-
-
-def follow_rollback(store: Store, folder: Path, manifest: Manifest) -> None:
-    """Bring the labels that this job made up in line with a version that is served again.
-
-    Labels of classes that the version lacks are removed: no person gave them, so the next lesson must not learn the
-    class again. Labels of classes that it has are restored, so that a rollback can be undone.
-    """
-    known = manifest.labels
-    given = (each for each in store.examples() if is_made_up(str(each.label), str(each.labelled_by)))
-    if lacking := [each.id for each in given if each.label not in known]:
-        store.clear(lacking, WHO)
-    names = made_up(manifest.lessons) & {*known}
-    if not names:
-        return
-    examples = {d: label for d, label in taught_examples(folder, len(manifest.lessons)).items() if label in names}
-    back: dict[str, list[int]] = {}
-    for each in store.with_digests(list(examples)):
-        if each.state == "new":
-            back.setdefault(examples[each.digest], []).append(each.id)
-    for label, ids in back.items():
-        store.teach(ids, label, known, WHO)
 
 
 def new_names(taken: Iterable[str]) -> Iterable[str]:

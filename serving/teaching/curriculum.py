@@ -257,16 +257,24 @@ class Curriculum:
 
     def without_examples(self, digests: frozenset[str]) -> Curriculum:
         """Without some examples. A taught class of which none is left is forgotten; too few are an error."""
-        lessons = [lesson.without(digests) for lesson in self.lessons]
-        after = self._changed(lessons)
-        for lesson in after.lessons:
-            for label, count in lesson.images.items():
-                first = next(each for each in after.lessons if label in each.images) is lesson
-                if first and label not in self.run_labels and count < LEAST:
-                    raise TeachError(
-                        f"{count} example of {label!r} would be left; allowed: at least {LEAST}, or delete the class"
-                    )
+        after = self._changed([lesson.without(digests) for lesson in self.lessons])
+        for label, count in after.too_few().items():
+            raise TeachError(
+                f"{count} example of {label!r} would be left; allowed: at least {LEAST}, or delete the class"
+            )
         return after
+
+    def thinned(self, digests: frozenset[str]) -> frozenset[str]:
+        """The taught classes that could not be learned as new ones any more without some examples: too few are left in
+        their first lesson."""
+        return frozenset(self._changed([lesson.without(digests) for lesson in self.lessons]).too_few())
+
+    def too_few(self) -> dict[str, int]:
+        """The taught classes with too few examples in their first lesson, and how many these are."""
+        first: dict[str, int] = {}
+        for lesson in self.lessons:
+            first = {**lesson.images, **first}
+        return {label: count for label, count in first.items() if count < LEAST and label not in self.run_labels}
 
     def forgot(self, label: str) -> Curriculum:
         """Without a class, as if it had never been learned."""

@@ -113,6 +113,7 @@ class Jobs:
                 for done in map(_record, connection.execute(select(jobs).where(waiting))):
                     if done.base == base and done.asks and done.ended_ago < PUBLISHED_WITHIN:
                         raise JobBusyError(f"{_named(done)}, which is being published")
+                    note(connection, who, "discard", 0, f"job {done.id}: {REPLACED}")
                 connection.execute(update(jobs).where(waiting).values(state="discarded", step=REPLACED))
             values = {
                 "kind": kind,

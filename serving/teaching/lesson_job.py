@@ -21,10 +21,11 @@ from serving.bundle.old_classes import MAX_LOSS, ClassLoss
 from serving.inference.loaded import TRUNK_KEY
 from serving.quarantine.decoded import item_pixels
 from serving.quarantine.records import Example, Item
-from serving.teaching.curriculum import Curriculum, Examples
+from serving.teaching.curriculum import LEAST, Curriculum, Examples
 from serving.teaching.errors import TeachError
 from serving.teaching.jobs import JobRecord
 from serving.teaching.learning import Knowledge, learn
+from serving.teaching.lesson_plan import ShortClass, plan_lesson
 from serving.teaching.trial import Trial, try_out
 from serving.teaching.writing import compose, put_beside, remove_unfinished
 
@@ -85,9 +86,10 @@ def learn_labels(
     before = Curriculum.of(model.bundle)
     wanted = Wanted.of(job.request)
     after = changed(before, wanted)
+    short: tuple[ShortClass, ...] = ()
     if wanted.examples:
         progress = display.part("reading examples", 0.05, 0.3)
-        after = with_labels(after, store, model, wanted.only, job.who, progress)
+        after, short = with_labels(after, store, model, wanted.only, job.who, progress)
     if (after.labels, after.examples()) == (before.labels, before.examples()):
         raise TeachError("nothing to learn: the model knows all examples as they are labelled; allowed: new ones")
     seconds["examples"], started = clock() - started, clock()
@@ -106,7 +108,8 @@ def learn_labels(
     place = put_beside(compose(model, knowledge, trial.taught), model.bundle, shelf)
     seconds["writing"] = clock() - started
     deleted = sorted({*wanted.forget, *before.labels} - {*after.labels, *wanted.rename, *wanted.merge})
-    return summary(wanted, deleted, knowledge, trial, seconds), place.name
+    found = summary(wanted, deleted, knowledge, trial, seconds)
+    return {**found, "too_few": [each._asdict() for each in short]}, place.name
 
 
 def changed(curriculum: Curriculum, wanted: Wanted) -> Curriculum:
@@ -122,28 +125,49 @@ def changed(curriculum: Curriculum, wanted: Wanted) -> Curriculum:
 
 def with_labels(
     curriculum: Curriculum, store: Store, model: BundleModel, only: Sequence[str] | None, who: str, progress: Progress
-) -> Curriculum:
-    """With one more lesson of new labelled examples, and without examples that were withdrawn or relabelled since."""
+) -> tuple[Curriculum, tuple[ShortClass, ...]]:
+    """With one more lesson of what is labelled and not learned, and without what was withdrawn or relabelled since;
+    and the classes that are left as they are, because they have too few examples."""
     labelled = {each.digest: each for each in store.examples() if each.label is not None}
     taught = curriculum.examples()
+    gone: set[str] = set()
     if only is not None:
         labelled = {digest: each for digest, each in labelled.items() if each.label in only}
-    elif gone := withdrawn(taught, labelled, store):
-        curriculum = curriculum.without_examples(frozenset(gone))
-        taught = curriculum.examples()
-    fresh = [each for digest, each in labelled.items() if digest not in taught]
-    if not fresh:
-        return curriculum
-    vectors = encoded_items(store, model, [each.id for each in fresh], progress)
+    else:
+        gone = {*withdrawn(taught, labelled, store)}
+    waiting = [each for digest, each in labelled.items() if digest not in taught or digest in gone]
+    vectors = encoded_items(store, model, [each.id for each in waiting], progress)
+    if waiting and not vectors:
+        raise TeachError(f"none of {len(waiting)} examples can be read; allowed: images that are there and undamaged")
+    plan = plan_lesson(taught, gone, [each for each in waiting if each.id in vectors], curriculum.run_labels)
+    if plan.empty and plan.short:
+        raise TeachError(f"too few examples: {plan.reason}; allowed: at least {LEAST} of each class that is learned")
     given: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
-    for each in fresh:
-        if each.id in vectors:
-            given.setdefault(str(each.label), []).append((each.digest, vectors[each.id]))
-    if not given:
-        raise TeachError(f"none of {len(fresh)} examples can be read; allowed: images that are there and undamaged")
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    people = sorted({each.labelled_by for each in fresh if each.labelled_by}) or [who]
-    return curriculum.taught(Examples.of(given, ", ".join(people)[:200], at))
+    for each in plan.fresh:
+        given.setdefault(str(each.label), []).append((each.digest, vectors[each.id]))
+    moved = _moved(curriculum, plan.gone)
+    for label, digest, vector in moved:
+        given.setdefault(label, []).append((digest, vector))
+    if out := plan.gone | {digest for _, digest, _ in moved}:
+        curriculum = curriculum.without_examples(out)
+    if given:
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        people = sorted({each.labelled_by for each in plan.fresh if each.labelled_by}) or [who]
+        curriculum = curriculum.taught(Examples.of(given, ", ".join(people)[:200], at))
+    return curriculum, plan.short
+
+
+def _moved(curriculum: Curriculum, gone: frozenset[str]) -> list[tuple[str, str, NDArray[np.float32]]]:
+    """The label, digest and vector of the examples that are left of classes whose first lesson has too few of them:
+    with all other examples of their class, they are enough for a new lesson."""
+    thin = curriculum.thinned(gone) if gone else frozenset()
+    return [
+        (label, digest, vector)
+        for lesson in curriculum.lessons
+        for label in thin & {*lesson.images}
+        for digest, vector in zip(lesson.digests[label], lesson.vectors[label], strict=True)
+        if digest not in gone
+    ]
 
 
 def withdrawn(taught: Mapping[str, str], labelled: Mapping[str, Example], store: Store) -> list[str]:

@@ -28,11 +28,12 @@ from serving.quarantine.examples import PublishedLabels
 from serving.quarantine.records import Example, StoreError
 from serving.settings import Settings
 from serving.swap.leader import SwapLeader, SwapOutcome
-from serving.teaching.auto_job import follow_rollback
+from serving.teaching.going_back import follow_rollback
 from serving.teaching.job_texts import described, objections, replaced
 from serving.teaching.jobs import JobBusyError, JobKind, JobRecord, Jobs
 from serving.teaching.jobs import WrongStateError as WrongState
 from serving.teaching.lesson_job import Wanted, withdrawn
+from serving.teaching.lesson_plan import LessonPlan, labels_of_run, plan_lesson
 from serving.teaching.process import exit_code, start_process
 from serving.telemetry import log
 
@@ -124,6 +125,10 @@ class Teacher:
         waiting = tuple(each for digest, each in labelled.items() if digest not in taught or digest in out)
         return Pending(waiting, tuple(removed), taught)
 
+    def plan(self, pending: Pending) -> LessonPlan:
+        """What the next lesson can learn of it."""
+        return plan_lesson(pending.taught, pending.removed, pending.waiting, labels_of_run(self.current()))
+
     def images(self) -> dict[str, int]:
         """How many images the served classes were learned from, by label: those of the run and the taught examples."""
         name, kept = self._current_name(), self._of_run
@@ -137,10 +142,11 @@ class Teacher:
     def learn(self, who: str, wanted: Wanted, *, accept: bool = False, force: bool = False) -> JobRecord:
         """Start a job that learns what is labelled, or changes classes."""
         self._check_on()
-        if not (wanted.forget or wanted.rename or wanted.merge):
-            pending = self.pending()
-            if not pending.waiting and not pending.removed:
-                raise errors.NothingToLearnError("nothing to learn", got="no new example", allowed="label images first")
+        if not (wanted.forget or wanted.rename or wanted.merge) and (plan := self.plan(self.pending())).empty:
+            got, allowed = "no example that waits", "label images first"
+            if plan.short:
+                got, allowed = f"too few examples: {plan.reason}", "add examples, or delete the class"
+            raise errors.NothingToLearnError("nothing to learn", got=got, allowed=allowed)
         return self.start("learn", who, {**asdict(wanted), "accept": accept, "force": force})
 
     def group(self, who: str) -> JobRecord:
@@ -177,7 +183,7 @@ class Teacher:
         return job
 
     def roll_back(self, version: str, who: str) -> PublishedVersion:
-        """Serve a version of the shelf again."""
+        """Serve a version of the shelf again; the examples that it has learned get the labels that it learned."""
         self._check_shelf()
         known = {each.version: each.name for each in self.versions()}
         if version not in known:
@@ -185,9 +191,8 @@ class Teacher:
             raise errors.NoSuchItemError("not on the shelf", got=got, allowed=", ".join(list(known)[:20]))
         before = self._current_name()
         published = self._publish(known[version], before)
-        manifest = self._manifest(known[version])
-        self.store.settle(manifest.labels, version, who, f"instead of {before}")
-        follow_rollback(self.store, self._need_shelf().folder / known[version], manifest)
+        folder = self._need_shelf().folder / known[version]
+        follow_rollback(self.store, folder, self._manifest(known[version]), self.jobs.accepted(), who)
         return published
 
     def versions(self) -> list[ShelvedVersion]:

@@ -39,7 +39,7 @@ from tests.helpers_serving import (
     saved,
     serving,
 )
-from tests.helpers_teaching import RUN_IMAGES, picture, pictures, write_bundle
+from tests.helpers_teaching import RUN_IMAGES, one_image, picture, pictures, write_bundle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -130,6 +130,27 @@ def tab(page: Page, name: str) -> None:
 
 def of_class(page: Page, label: str) -> Any:
     return page.locator(f'[data-testid=class][data-label="{label}"]')
+
+
+def status(server: Server) -> Any:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    return httpx.get(f"{server.url}/teach/status", headers=headers, timeout=PATIENCE).json()
+
+
+def left_to_learn(server: Server) -> tuple[dict[str, int], int]:
+    """What the next lesson would add, by class, and how many examples it would take out."""
+    found = status(server)
+    return found["classes"], found["removed"]
+
+
+NOTHING: tuple[dict[str, int], int] = ({}, 0)
+
+
+def change(page: Page, label: str, what: str, value: str) -> None:
+    """Rename or merge a class, with the name of another one."""
+    of_class(page, label).get_by_test_id(f"class-{what}").click()
+    page.get_by_test_id("sure-count").fill(value)
+    page.get_by_test_id("sure-yes").click()
 
 
 def labels(server: Server) -> list[str]:
@@ -256,6 +277,7 @@ def test_a_new_class_is_made_and_taken_back(page: Page) -> None:
     ant = of_class(page, "ant").inner_text()
     assert f"learned from {RUN_IMAGES} images" in ant
     assert "no pictures, because training photos are not stored" in ant
+    assert "Cannot be merged" in ant
     page.get_by_test_id("class-new").click()
     page.get_by_test_id("sure-count").fill("yeti")
     page.get_by_test_id("sure-yes").click()
@@ -264,6 +286,38 @@ def test_a_new_class_is_made_and_taken_back(page: Page) -> None:
     of_class(page, "yeti").wait_for()
     undo(page)
     of_class(page, "yeti").wait_for(state="detached")
+
+
+def test_changes_of_a_class_without_examples_are_undone(page: Page) -> None:
+    tab(page, "classes")
+    page.get_by_test_id("class-new").click()
+    page.get_by_test_id("sure-count").fill("yeti")
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Made the class “yeti”.")
+    tab(page, "classes")
+    yeti = of_class(page, "yeti")
+    yeti.wait_for()
+    assert "no examples yet" in yeti.inner_text()
+    assert "waits to be learned" not in yeti.inner_text()
+    change(page, "yeti", "rename", "bigfoot")
+    noticed(page, "Renamed “yeti” to “bigfoot”.")
+    assert (yeti.count(), of_class(page, "bigfoot").count()) == (0, 1)
+    undo(page)
+    assert (yeti.count(), of_class(page, "bigfoot").count()) == (1, 0)
+    change(page, "yeti", "merge", "elk")
+    noticed(page, "Merged “yeti” into “elk”.")
+    assert yeti.count() == 0
+    undo(page)
+    assert yeti.count() == 1
+    yeti.get_by_test_id("class-delete").click()
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Deleted “yeti”.")
+    assert yeti.count() == 0
+    undo(page)
+    assert yeti.count() == 1
+    yeti.get_by_test_id("class-delete").click()
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Deleted “yeti”.")
 
 
 def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server) -> None:
@@ -279,8 +333,11 @@ def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server)
     page.get_by_test_id("sure-yes").click()
     noticed(page, "Renamed “elk” to “moose”.")
     assert {"moose"} == {"elk", "moose"} & set(labels(server))
+    assert left_to_learn(server) == NOTHING
     undo(page)
     assert {"elk"} == {"elk", "moose"} & set(labels(server))
+    assert left_to_learn(server) == NOTHING, "the next lesson must not do it again"
+    assert not page.get_by_test_id("strip").is_visible()
 
     of_class(page, "fox").get_by_test_id("class-delete").click()
     page.get_by_test_id("sure-yes").click()
@@ -293,14 +350,47 @@ def test_a_class_is_renamed_deleted_and_brought_back(page: Page, server: Server)
     page.get_by_test_id("version").filter(has_text="fox").filter(has_text="learned").get_by_test_id("rollback").click()
     noticed(page, "is served now.")
     assert {"elk", "fox"} <= set(labels(server))
+    assert left_to_learn(server) == NOTHING
     # One click goes back, and one takes that back.
     undo(page)
     assert "fox" not in labels(server)
+    assert left_to_learn(server) == NOTHING
     page.get_by_test_id("version").filter(has_text="fox").filter(has_text="learned").get_by_test_id("rollback").click()
     noticed(page, "is served now.")
     assert answers(server, "fox", range(100, 110)).count("fox") >= 8
     assert page.locator("[data-testid=version][data-current=true]").count() == 1
     assert "ada" in page.get_by_test_id("log").inner_text()
+    assert left_to_learn(server) == NOTHING
+
+    tab(page, "classes")
+    change(page, "fox", "merge", "elk")
+    noticed(page, "Merged “fox” into “elk”.")
+    assert "fox" not in labels(server)
+    undo(page)
+    assert {"elk", "fox"} <= set(labels(server))
+    assert left_to_learn(server) == NOTHING
+
+
+def test_waiting_examples_follow_a_change_of_their_class_and_its_undo(page: Page, server: Server) -> None:
+    tab(page, "examples")
+    page.get_by_test_id("bring-label").fill("fox")
+    page.set_input_files("#bring-file", files(fox=range(300, 303)))
+    noticed(page, "Added 3 examples of “fox”.")
+    tab(page, "classes")
+    change(page, "fox", "rename", "vixen")
+    noticed(page, "Renamed “fox” to “vixen”.")
+    assert left_to_learn(server) == ({"vixen": 3}, 0)
+    undo(page)
+    assert left_to_learn(server) == ({"fox": 3}, 0)
+    page.reload()
+    of_class(page, "fox").get_by_test_id("class-open").click()
+    page.locator("[data-testid=example][data-state=waiting]").nth(2).wait_for()
+    for _ in range(3):
+        page.locator("[data-testid=example][data-state=waiting]").first.click()
+        page.get_by_test_id("class-remove").click()
+        noticed(page, "1 image no longer an example of “fox”.")
+        page.evaluate("document.getElementById('notice').hidden = true")
+    assert left_to_learn(server) == NOTHING
 
 
 def test_examples_come_from_files_and_folders_and_copies_are_recognised(
@@ -507,6 +597,104 @@ def test_an_answer_is_confirmed_or_corrected_on_the_main_page(browser: Browser, 
     close(page)
 
 
+def test_a_stray_image_does_not_block_a_lesson(page: Page, server: Server) -> None:
+    served = status(server)["model"]["version"]
+    tab(page, "examples")
+    page.get_by_test_id("bring-label").fill("yak")
+    page.set_input_files("#bring-file", files(yak=range(1)))
+    noticed(page, "Added 1 example of “yak”.")
+    tab(page, "learn")
+    page.get_by_test_id("waiting-classes").filter(has_text="1 more needed").wait_for()
+    page.get_by_test_id("learn-now").click()
+    page.get_by_test_id("too-few").filter(has_text="“yak” waits: it needs 1 more example.").wait_for()
+    assert "yak" not in page.get_by_test_id("class-table").inner_text()
+    page.keyboard.press("l")
+    noticed(page, "Accept or discard it first.")
+
+    # A change of a class of the model would discard the lesson.
+    tab(page, "classes")
+    of_class(page, "ant").get_by_test_id("class-rename").click()
+    page.get_by_test_id("discards").wait_for()
+    page.get_by_test_id("sure-cancel").click()
+    of_class(page, "yak").get_by_test_id("class-rename").click()
+    assert not page.get_by_test_id("discards").is_visible()
+    page.get_by_test_id("sure-cancel").click()
+
+    # Another version, and the lesson must be learned again.
+    tab(page, "versions")
+    page.get_by_test_id("rollback").last.click()
+    noticed(page, "learn it again.")
+    tab(page, "learn")
+    page.get_by_test_id("outdated").wait_for()
+    assert not page.get_by_test_id("accept").is_visible()
+    page.keyboard.press("l")
+    page.get_by_test_id("accept").wait_for()
+    page.get_by_test_id("discard").click()
+    noticed(page, "Discarded.")
+    tab(page, "versions")
+    page.get_by_test_id("log").get_by_text("discarded a lesson: replaced by a later job").first.wait_for()
+    page.locator(f'[data-version="{served}"]').get_by_test_id("rollback").click()
+    noticed(page, f"Version {served} is served now.")
+
+
+def test_images_that_are_deleted_with_their_class_do_not_come_back(page: Page, server: Server, store: Store) -> None:
+    tab(page, "examples")
+    page.get_by_test_id("bring-label").fill("owl")
+    page.set_input_files("#bring-file", files(bird=range(40, 42)))
+    noticed(page, "Added 2 examples of “owl”.")
+    tab(page, "classes")
+    of_class(page, "owl").get_by_test_id("class-delete").click()
+    assert "Deleted images cannot be brought back." in page.get_by_test_id("sure").inner_text()
+    page.get_by_test_id("sure-delete").click()
+    noticed(page, "This cannot be undone.")
+    assert not page.get_by_test_id("undo").is_visible()
+
+    of_class(page, "elk").get_by_test_id("class-delete").click()
+    assert "Images that are deleted do not come back with it." in page.get_by_test_id("sure").inner_text()
+    page.get_by_test_id("sure-delete").click()
+    noticed(page, "Undo brings the class back without them.")
+    page.get_by_test_id("undo").click()
+    noticed(page, "Undone. “elk” is back without its images.")
+    assert "elk" in labels(server)
+    assert not any(item.label == "elk" for item in store.items())
+    assert status(server)["removed"] == 0
+
+
+def test_an_import_is_asked_for_because_it_has_no_undo(page: Page, store: Store) -> None:
+    before = store.usage().items
+    tab(page, "classes")
+    archive = {"name": "owls.zip", "mimeType": "application/zip", "buffer": one_image(name="owl/1.png")}
+    page.set_input_files("#import-file", archive)
+    assert "An import cannot be undone." in page.get_by_test_id("sure").inner_text()
+    page.get_by_test_id("sure-cancel").click()
+    assert store.usage().items == before
+    page.set_input_files("#import-file", archive)
+    page.get_by_test_id("sure-yes").click()
+    noticed(page, "Imported")
+    assert "owl" in {item.label for item in store.items()}
+
+
+@pytest.mark.parametrize("phone", [True, False], ids=["phone", "wide"])
+def test_the_class_stays_in_view_beside_the_camera(browser: Browser, server: Server, phone: bool) -> None:
+    options: dict[str, Any] = {"viewport": PHONE, "has_touch": True, "is_mobile": True} if phone else {}
+    page = open_page(browser, server, **options)
+    tab(page, "examples")
+    page.get_by_test_id("bring-label").fill("hen")
+    page.get_by_test_id("camera-open").click()
+    page.get_by_test_id("camera-live").filter(has_text=re.compile("^unknown$|%, if known$")).wait_for()
+    height = page.evaluate("innerHeight")
+    tabs = page.evaluate("document.getElementById('tabs').getBoundingClientRect().bottom")
+    for name in ("bring-label", "camera-take"):
+        box = page.get_by_test_id(name).bounding_box()
+        assert box is not None
+        assert tabs <= box["y"], name
+        assert box["y"] + box["height"] <= height, name
+    assert page.get_by_test_id("camera-take").get_by_text("Space").is_visible() != phone
+    page.get_by_test_id("camera-close").click()
+    assert page.get_by_test_id("drop").is_visible()
+    close(page)
+
+
 JOB: dict[str, Any] = {
     "id": 77, "kind": "learn", "state": "done", "progress": 1.0, "step": "", "who": "bob", "seconds": 2.0, "base": "a",
     "started_at": "2024-01-01T12:00:00.000Z", "candidate": "b", "error": None, "accepts": False, "grouped": None,
@@ -573,10 +761,36 @@ def test_the_gate_objects_in_plain_words_and_can_be_overruled(page: Page, tmp_pa
     page.keyboard.press("a")
     assert asked == [], "a key does not overrule the gate"
     page.get_by_role("button", name="Accept anyway").click()
-    page.get_by_text("The model was changed by somebody else in the meantime.").wait_for()
+    page.locator("#problem-text").filter(has_text="Another version was put into service").wait_for()
     assert "published by bob" in page.inner_text("#problem-more")
     assert asked == [{"job": 77, "force": True}]
     assert page.locator("img[src=x]").count() == 0
+    # It can never be accepted, so the way on is shown.
+    page.get_by_role("button", name="Learn again").wait_for()
+    assert page.get_by_test_id("discard").is_visible()
+    assert not page.get_by_test_id("accept").is_visible()
+
+
+def test_a_failed_lesson_shows_what_waits_until_that_changes(page: Page) -> None:
+    failed = {**JOB, "state": "failed", "error": "the disk is full", "learned": None}
+    wait = {"waiting": 5, "removed": 0, "classes": {"elk": 4, "zebra": 1}, "ready": True}
+    short = {"too_few": [{"label": "zebra", "images": 1, "missing": 1, "learned": False}]}
+    with_status(page, job=failed, **wait, **short)
+    page.reload()
+    page.get_by_test_id("strip").filter(has_text="“elk” 4. “zebra” waits: it needs 1 more example.").wait_for()
+    tab(page, "learn")
+    page.get_by_test_id("lesson-failed").filter(has_text="The disk is full").wait_for()
+    shown = page.get_by_test_id("waiting-classes").inner_text()
+    assert "elk" in shown
+    assert "1 more needed" in shown
+    page.unroute(re.compile("/teach/status"))
+    with_status(page, job=failed, **{**wait, "waiting": 1, "classes": {"zebra": 1}, "ready": False}, **short)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.get_by_text("More examples are needed").wait_for()
+    assert not page.get_by_test_id("lesson-failed").is_visible()
+    assert "The last lesson failed (bob" in page.get_by_test_id("last-lesson").inner_text()
+    assert not page.get_by_test_id("learn-now").is_visible()
+    assert page.get_by_test_id("lesson").get_by_role("link", name="Bring examples").is_visible()
 
 
 def test_a_lost_connection_and_another_persons_lesson_are_shown(page: Page) -> None:
@@ -660,6 +874,7 @@ def bring_archives(page: Page, **archives: bytes) -> None:
         for name, content in archives.items()
     ]
     chooser.value.set_files(given)  # type: ignore[arg-type]
+    page.get_by_test_id("sure-yes").click()
 
 
 def downloaded(page: Page, test_id: str) -> bytes:

@@ -61,6 +61,15 @@ class KnownImagesResult(ApiModel):
     too_many: bool = field("whether certainly a larger share does: the gate objects", False)
 
 
+class ShortClassEntry(ApiModel):
+    """A class with too few examples: if it is new it waits, and if it was taught it stays as it is."""
+
+    label: str = field("name of the class", "cow")
+    images: int = field("examples that it would have", 1)
+    missing: int = field("how many more it needs", 1)
+    learned: bool = field("whether the model has learned it, and too few of its examples would be left", False)
+
+
 class LearnResult(ApiModel):
     """What a candidate would change."""
 
@@ -72,6 +81,9 @@ class LearnResult(ApiModel):
     deleted: tuple[str, ...] = field("classes that are taken out", [])
     renamed: dict[str, str] = field("classes with another name", {})
     merged: dict[str, str] = field("classes whose examples become those of another one", {})
+    too_few: tuple[ShortClassEntry, ...] = Field(
+        default=(), description="classes that were left as they are, because they have too few examples"
+    )
     old_classes: OldClassesResult
     known_images: KnownImagesResult | None = Field(
         default=None, description="what becomes unknown; null in a result of an earlier version"
@@ -121,12 +133,16 @@ class TeachStatus(ApiModel):
     user: str = field("name of the caller", "ada")
     auto: bool = field("whether the server learns groups of unknown images automatically", False)
     model: ModelName
-    waiting: int = field("examples that a lesson would add", 24)
-    removed: int = field("examples that it would take out", 0)
+    waiting: int = field("examples that wait to be added", 24)
+    removed: int = field("examples that wait to be taken out", 0)
     classes: dict[str, int] = field("examples that wait, by label", {"cow": 12, "pig": 12})
     unknown: int = field("unlabelled images", 120)
     minimum: int = field("examples of a class that are advised", 20)
     least: int = field("examples that a new class needs", 2)
+    too_few: tuple[ShortClassEntry, ...] = Field(
+        description="classes that the next lesson leaves as they are, because they have too few examples"
+    )
+    ready: bool = field("whether a lesson would learn something", True)
     unnamed: tuple[str, ...] = field(
         "classes that the server has learned automatically and that need a name", ["new-1"]
     )

@@ -17,6 +17,7 @@ from serving.teaching.curriculum import LEAST
 from serving.teaching.exporting import parts_of
 from serving.teaching.job_texts import described
 from serving.teaching.jobs import DAMAGED, JobRecord
+from serving.teaching.lesson_plan import LessonPlan
 from serving.teaching.teacher import Pending, Teacher
 from serving.teaching.trial import ENOUGH
 
@@ -57,10 +58,11 @@ def job_view(job: JobRecord) -> schemas.TeachingJob:
 def status_view(teacher: Teacher, served: Manifest, who: str, *, auto: bool) -> schemas.TeachStatus:
     problem = teacher.problem()
     job = None
-    pending = Pending((), (), {})
+    pending, plan = Pending((), (), {}), LessonPlan((), frozenset(), ())
     if problem is None:
         teacher.reconcile()
         pending, job = teacher.pending(), teacher.jobs.latest()
+        plan = teacher.plan(pending)
     return schemas.TeachStatus(
         enabled=problem is None,
         reason=problem,
@@ -73,6 +75,8 @@ def status_view(teacher: Teacher, served: Manifest, who: str, *, auto: bool) -> 
         unknown=teacher.store.count_new(),
         minimum=ENOUGH,
         least=LEAST,
+        too_few=tuple(schemas.ShortClassEntry(**each._asdict()) for each in plan.short),
+        ready=not plan.empty,
         unnamed=tuple(label for label in served.labels if label in made_up(served.lessons)),
         job=None if job is None else job_view(job),
     )

@@ -252,7 +252,7 @@ def test_the_second_to_accept_sees_what_changed(client: httpx.Client, place: Pat
 
 def test_groups_and_names(client: httpx.Client, server: Server) -> None:
     offered = metric(server, "openworld_quarantine_offered_total")
-    sent = [content for label in ("bird", "fish") for content in pictures(label, 10, first=900)]
+    sent = [content for label in ("bird", "fish") for content in pictures(label, 30, first=900)]
     unknown = [predict(client, content)["known"] for content in sent].count(False)
     eventually(lambda: all_written(server, int(offered) + unknown))
     job = finished(client, ok(client.post("/teach/group"), 202))

@@ -12,7 +12,7 @@ const MESSAGES = {
   admin_off: "This server has no admin token, so nobody can sign in.",
   teach_off: "Teaching is off on this server.",
   teach_busy: "Somebody else's lesson is running. Try again when it is finished.",
-  teach_changed: "The model was changed by somebody else in the meantime. Learn again to build on the new version.",
+  teach_changed: "Another version was put into service since this lesson began. Learn again to build on that version.",
   nothing_to_learn: "There is nothing to learn.",
   gate_objects: "Known classes would get worse than is allowed.",
   bad_state: "This lesson is no longer open.",

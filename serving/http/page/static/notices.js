@@ -73,8 +73,8 @@ export function takeBack() {
   if (!work) return;
   notify("");
   run(async () => {
-    await work();
+    const result = await work();
     await refresh();
-    notify("Undone.");
+    notify(typeof result === "string" ? `Undone. ${result}` : "Undone.");
   });
 }

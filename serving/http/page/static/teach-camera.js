@@ -38,11 +38,13 @@ export async function openCamera(device = undefined) {
   element("problem").hidden = true;
   video.srcObject = stream;
   element("camera").hidden = false;
-  element("camera-open").hidden = true;
+  element("drop").hidden = true;
   await video.play();
   await listDevices();
-  if (label()) element("camera-take").focus();
+  if (label()) element("camera-take").focus({ preventScroll: true });
   else askForLabel("Type the class first. Then every picture is an example of it.");
+  // The class stays in view, above the picture.
+  element("bring-form").scrollIntoView({ block: "start" });
   look();
 }
 
@@ -63,7 +65,7 @@ export function closeCamera() {
   stream = null;
   video.srcObject = null;
   element("camera").hidden = true;
-  element("camera-open").hidden = false;
+  element("drop").hidden = false;
   element("camera-live").textContent = "";
 }
 

@@ -1,6 +1,7 @@
 // Builds the list of classes.
 
 import { counted, images, listed, make, quoted, when } from "./elements.js";
+import { shortText } from "./teach-lesson-view.js";
 import { thumbnail } from "./unknowns-api.js";
 import { sharpen } from "./zoom.js";
 
@@ -10,8 +11,8 @@ const ORIGINS = {
   fit: ["plain", "learned in training"],
 };
 
-// `unnamed` are the classes that the server has learned automatically.
-export function classCard(entry, { open, examples, selected, unnamed }) {
+// `unnamed` are the classes that the server has learned automatically; `short` is given if a class has too few examples.
+export function classCard(entry, { open, examples, selected, unnamed, short }) {
   const { label } = entry;
   const shown = open ? examples : entry.examples;
   return make(
@@ -26,6 +27,7 @@ export function classCard(entry, { open, examples, selected, unnamed }) {
         make("h3", { text: label }),
         badges(entry, unnamed.includes(label)),
         make("p", { class: "small", text: facts(entry) }),
+        short && make("p", { class: "small advice", text: shortText([short]) }),
         entry.advice && make("p", { class: "small advice", text: entry.advice }),
       ),
       make("div", { class: "row" }, ...actions(entry, open)),
@@ -41,7 +43,7 @@ const badge = (state, text) => make("span", { class: "badge", "data-state": stat
 const GRADES = { good: "known", weak: "new", "not working": "wrong", "few examples": "named" };
 
 function badges({ origin, waiting, removed, extended, grade }, nameless) {
-  const [state, text] = ORIGINS[origin];
+  const [state, text] = origin === "waiting" && !waiting ? ["plain", "no examples yet"] : ORIGINS[origin];
   return make(
     "p",
     { class: "badges" },
@@ -58,7 +60,7 @@ function facts({ learned, waiting, origin, images: count, taught_by: who, taught
   return [
     origin === "fit" && count > 0 && `learned from ${images(count)}`,
     origin === "fit" && !learned && !waiting && "no pictures, because training photos are not stored",
-    origin === "waiting" && (waiting ? counted(waiting, "example") : "no examples yet"),
+    origin === "waiting" && waiting > 0 && counted(waiting, "example"),
     learned > 0 && counted(learned, "taught example"),
     who && `taught by ${who}${at ? `, ${when(at)}` : ""}`,
     !who && creator && `made by ${creator}`,
@@ -70,6 +72,8 @@ function facts({ learned, waiting, origin, images: count, taught_by: who, taught
 const action = (what, text, properties = {}) =>
   make("button", { type: "button", "data-do": what, "data-testid": `class-${what}`, text, ...properties });
 
+const NO_MERGE = "Its training photos are not stored, so they cannot become examples of another class.";
+
 // A class of the run has no examples that could become those of another class.
 function actions({ examples, origin }, open) {
   return [
@@ -78,6 +82,7 @@ function actions({ examples, origin }, open) {
     action("bring", "Add examples"),
     action("rename", "Rename"),
     origin !== "fit" && action("merge", "Merge"),
+    origin === "fit" && make("span", { class: "small", title: NO_MERGE, text: "Cannot be merged" }),
     action("delete", "Delete", { class: "danger" }),
   ];
 }

@@ -9,7 +9,7 @@ import { about, classCard, headline } from "./teach-classes-view.js";
 import { setLabel } from "./teach-examples.js";
 import { exchangeWith, showExports } from "./teach-exchange.js";
 import { follow, hideProgress, showProgress } from "./teach-jobs.js";
-import { status } from "./teach-state.js";
+import { lessonWaits, status } from "./teach-state.js";
 import { Selection } from "./unknowns-selection.js";
 import { zoom } from "./zoom.js";
 
@@ -68,6 +68,7 @@ const card = (entry) =>
     examples,
     selected: selection.ids,
     unnamed: status?.unnamed ?? [],
+    short: status?.too_few?.find(({ label }) => label === entry.label),
   });
 const cards = () => [...element("class-list").querySelectorAll(".class")];
 
@@ -134,14 +135,25 @@ async function untilServed(job, version, done, undo) {
   if (last.state === "done") return after.go("learn");
   notify(done, async () => {
     await api.rollback(version);
-    await undo?.();
+    return undo?.();
   });
 }
 
-// Gives examples the label that they had.
+// Gives examples the label that they had. The service does it for those that the model has learned, once it serves the
+// version before again.
 async function labelsBack(before, label) {
-  if (before.length) await api.label(before.map(({ id }) => id), label);
+  const ids = before.filter(({ state }) => state === "waiting").map(({ id }) => id);
+  if (ids.length) await api.label(ids, label);
 }
+
+// Brings back a class that the model has not learned: what it has are examples, or a name alone.
+const classBack = (before, label) => (before.length ? labelsBack(before, label) : api.create(label));
+
+const DISCARDS = "A lesson waits for a decision. This change discards it; its examples still wait to be learned.";
+
+// A change of a class that the model has is a lesson, too, and only one can wait.
+const warning = ({ in_model: learned }) =>
+  learned && lessonWaits() ? [make("p", { class: "caution", "data-testid": "discards", text: DISCARDS })] : [];
 
 async function rename(label) {
   const check = (text) => {
@@ -149,13 +161,20 @@ async function rename(label) {
     return entryOf(text) ? { refused: `There is a class ${quoted(text)} already. Merge the two instead.` } : "";
   };
   const field = { label: "New name", value: label, check };
-  const reply = await ask({ title: `Rename ${quoted(label)}`, field, choices: [{ value: "yes", text: "Rename" }] });
+  const entry = entryOf(label);
+  const reply = await ask({
+    title: `Rename ${quoted(label)}`,
+    field,
+    details: warning(entry),
+    choices: [{ value: "yes", text: "Rename" }],
+  });
   if (!reply) return;
   const to = reply.value;
   await run(async () => {
-    const before = entryOf(label).waiting ? await every(label) : [];
+    const before = await every(label);
+    const undo = entry.in_model ? () => labelsBack(before, label) : () => api.rename(to, label);
     if (open === label) open = to;
-    await changed(api.rename(label, to), `Renamed ${quoted(label)} to ${quoted(to)}.`, () => labelsBack(before, label));
+    await changed(api.rename(label, to), `Renamed ${quoted(label)} to ${quoted(to)}.`, undo);
   });
 }
 
@@ -164,27 +183,32 @@ async function merge(label) {
     if (text === label) return { refused: "Choose another class." };
     return !text || entryOf(text) ? "" : { refused: "There is no such class." };
   };
+  const entry = entryOf(label);
   const reply = await ask({
     title: `Merge ${quoted(label)} into another class`,
     text: `All examples of ${quoted(label)} become examples of that class.`,
     field: { label: "Class to merge into", list: "labels", check },
+    details: warning(entry),
     choices: [{ value: "yes", text: "Merge" }],
   });
   if (!reply) return;
   await run(async () => {
     const before = await every(label);
     const done = `Merged ${quoted(label)} into ${quoted(reply.value)}.`;
-    await changed(api.merge([label], reply.value), done, () => labelsBack(before, label));
+    const undo = () => (entry.in_model ? labelsBack(before, label) : classBack(before, label));
+    await changed(api.merge([label], reply.value), done, undo);
   });
 }
 
 async function remove(label) {
   const entry = entryOf(label);
   const count = entry.learned + entry.waiting;
-  const forgets = "The model forgets this class. You can go back to the version before.";
+  const forgets = "The model forgets this class. Undo, or the version before under Versions, brings it back.";
+  const lost = entry.in_model ? "Images that are deleted do not come back with it." : "Deleted images cannot be brought back.";
   const reply = await ask({
     title: `Delete ${quoted(label)}?`,
-    text: entry.in_model ? forgets : "The model has not learned this class yet.",
+    text: `${entry.in_model ? forgets : "The model has not learned this class yet."}${count ? ` ${lost}` : ""}`,
+    details: warning(entry),
     choices: [
       { value: "keep", text: count ? "Delete the class, keep the images" : "Delete", danger: true },
       ...(count ? [{ value: "delete", text: `Delete ${images(count)} as well`, danger: true }] : []),
@@ -193,9 +217,21 @@ async function remove(label) {
   if (!reply) return;
   await run(async () => {
     const before = reply.choice === "keep" ? await every(label) : [];
-    const undo = reply.choice === "keep" ? () => labelsBack(before, label) : null;
-    await changed(api.remove(label, reply.choice), `Deleted ${quoted(label)}.`, undo);
+    const [done, undo] = reply.choice === "keep" ? kept(entry, before) : lostImages(entry, count);
+    await changed(api.remove(label, reply.choice), done, undo);
   });
+}
+
+// The notice after a class was deleted, and what undoes it beside going back to the version before.
+function kept({ label, in_model: learned }, before) {
+  const undo = () => (learned ? labelsBack(before, label) : classBack(before, label));
+  return [`Deleted ${quoted(label)}.`, undo];
+}
+
+function lostImages({ label, in_model: learned }, count) {
+  const done = `Deleted ${quoted(label)} and ${images(count)}.`;
+  if (!learned) return [`${done} This cannot be undone.`, null];
+  return [`${done} Undo brings the class back without them.`, () => `${quoted(label)} is back without its images.`];
 }
 
 async function create() {

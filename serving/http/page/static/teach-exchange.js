@@ -1,7 +1,8 @@
 // Labels and images from and for other tools, on the Classes tab.
 
-import { element, images, make } from "./elements.js";
-import { notify, run } from "./notices.js";
+import { ask } from "./dialogs.js";
+import { element, images, make, quoted } from "./elements.js";
+import { fail, notify, run } from "./notices.js";
 import * as api from "./teach-api.js";
 
 const EXPORTS = { folders: "Export as class folders", "label-studio": "Export for Label Studio" };
@@ -74,5 +75,16 @@ element("import").addEventListener("click", () => element("import-file").click()
 element("import-file").addEventListener("change", ({ target }) => {
   const files = [...target.files];
   target.value = "";
-  if (files.length) run(() => importFiles(files));
+  if (files.length) askAndImport(files).catch(fail);
 });
+
+async function askAndImport(files) {
+  const reply = await ask({
+    title: `Import ${files.length > 1 ? `${files.length} archives` : quoted(files[0].name)}?`,
+    text:
+      "Their images become examples. Images that are here already get the label that the file has for them. " +
+      "An import cannot be undone.",
+    choices: [{ value: "yes", text: "Import" }],
+  });
+  if (reply) await run(() => importFiles(files));
+}

@@ -1,6 +1,7 @@
 // Builds what the Learn tab shows around a lesson: what waits, and how far it is.
 
-import { counted, images, listed, make, when } from "./elements.js";
+import { counted, images, listed, make, quoted, when } from "./elements.js";
+import { sentence } from "./teach-jobs.js";
 
 export const button = (text, id, properties = {}) =>
   make("button", { type: "button", id, "data-testid": id, text, ...properties });
@@ -22,35 +23,53 @@ export function nothing({ unknown }) {
   ];
 }
 
-// The classes with too few examples to be learned.
-export const tooFew = ({ classes, least }) =>
-  Object.entries(classes).flatMap(([label, count]) => (count < least ? [label] : []));
+// What a lesson leaves as it is, because it has too few examples.
+export const shortText = (entries) =>
+  entries
+    .map(({ label, images: count, missing, learned }) =>
+      learned
+        ? `${quoted(label)} stays as it is: only ${counted(count, "example")} would be left. ` +
+          `Add ${missing} more, or delete the class.`
+        : `${quoted(label)} waits: it needs ${missing} more ${missing === 1 ? "example" : "examples"}.`,
+    )
+    .join(" ");
 
 export function waiting(status) {
-  const { waiting: added, removed, minimum } = status;
+  const { waiting: added, removed, minimum, ready, too_few: short } = status;
   const entries = Object.entries(status.classes);
+  // New classes have a badge in the list.
+  const stays = short.filter(({ learned }) => learned);
   const parts = [
     added && `${images(added)} of ${counted(entries.length, "class", "classes")}`,
     removed && `${images(removed)} to take out`,
   ];
   const what = listed(parts.filter(Boolean));
   return [
-    heading("Ready to learn"),
-    make("p", { text: `Waiting: ${what}. The model stays as it is until you accept the result.` }),
+    heading(ready ? "Ready to learn" : "More examples are needed"),
+    make("p", { text: `Waiting: ${what}.${ready ? " The model stays as it is until you accept the result." : ""}` }),
     make(
       "ul",
       { class: "classes-named", "data-testid": "waiting-classes", "aria-label": "Classes with waiting examples" },
       ...entries.map(([label, count]) => waitingClass(label, count, status)),
     ),
+    stays.length > 0 && make("p", { class: "caution", "data-testid": "too-few", text: shortText(stays) }),
     make("p", {
       class: "small",
       text: `About ${minimum} examples per class give a reliable result. Fewer work, less surely.`,
     }),
-    make("div", { class: "row" }, button("Learn", "learn-now", { class: "main" })),
-  ];
+    make(
+      "div",
+      { class: "row" },
+      ready
+        ? button("Learn", "learn-now", { class: "main" })
+        : make("a", { class: "button main", href: "#examples", text: "Bring examples" }),
+    ),
+  ].filter(Boolean);
 }
 
-function waitingClass(label, count, { minimum }) {
+function waitingClass(label, count, { minimum, too_few: short }) {
+  const missing = short.find((entry) => entry.label === label && !entry.learned)?.missing ?? 0;
+  const few = count < minimum ? "few" : "enough";
   return make(
     "li",
     { "data-label": label },
@@ -58,8 +77,8 @@ function waitingClass(label, count, { minimum }) {
     make("span", { class: "small", text: images(count) }),
     make("span", {
       class: "badge",
-      "data-state": count < minimum ? "named" : "known",
-      text: count < minimum ? "few" : "enough",
+      "data-state": missing ? "new" : count < minimum ? "named" : "known",
+      text: missing ? `${missing} more needed` : few,
     }),
   );
 }
@@ -70,16 +89,17 @@ export const running = (job) => [
   make("p", { class: "small", text: "The model goes on answering as before." }),
 ];
 
-export const failed = (job) => [
-  heading("The lesson failed"),
-  make("p", { text: job.error ?? "The service gave no reason." }),
-  make("p", { class: "small", text: "Nothing has changed, and no example is lost." }),
-  make("div", { class: "row" }, button("Try again", "learn-now", { class: "main" })),
-];
+// Shown above what waits.
+export const failed = (job) =>
+  make(
+    "div",
+    { class: "caution", role: "alert", "data-testid": "lesson-failed" },
+    make("p", {}, make("strong", { text: "The lesson failed. " }), sentence(job.error ?? "the service gave no reason")),
+    make("p", { class: "small", text: "Nothing has changed, and no example is lost." }),
+  );
 
-export const last = (job) =>
-  make("p", {
-    class: "small",
-    "data-testid": "last-lesson",
-    text: `The last lesson was ${job.state} (${job.who}, ${when(job.started_at)}).`,
-  });
+export function last(job) {
+  const state = job.state === "failed" ? "failed" : `was ${job.state}`;
+  const text = `The last lesson ${state} (${job.who}, ${when(job.started_at)}).`;
+  return make("p", { class: "small", "data-testid": "last-lesson", text });
+}

@@ -2,15 +2,18 @@
 
 import { counted, images, listed, make, percent, quoted } from "./elements.js";
 import { duration, sentence } from "./teach-jobs.js";
-import { button, heading } from "./teach-lesson-view.js";
+import { button, heading, shortText } from "./teach-lesson-view.js";
 
 const GRADE_STATES = { good: "known", weak: "new", "not working": "wrong", "few examples": "named" };
 const FEW = "With so few images, no image can be called unknown with confidence. More examples help.";
 
 const share = (number) => (typeof number === "number" ? `${(100 * number).toFixed(1)}\u00a0%` : "–");
 
-// `before` is the version to go back to, if it is known.
-export function result(job, before) {
+const OUTDATED = "Another version was put into service since this lesson began. Learn again to build on that version.";
+
+// `before` is the version to go back to, if it is known; an outdated lesson cannot be accepted. `short` are classes with too few
+// examples.
+export function result(job, { before, outdated, short }) {
   const { learned } = job;
   const open = job.state === "done";
   const facts = open
@@ -19,12 +22,14 @@ export function result(job, before) {
   return [
     heading(open ? "Before and after" : "Accepted"),
     make("p", {}, make("strong", { text: `${what(learned)}. ` }), facts),
-    open && !learned.gate && objection(learned),
+    open && outdated && make("p", { class: "caution", "data-testid": "outdated", text: OUTDATED }),
+    open && !outdated && !learned.gate && objection(learned),
+    short.length > 0 && make("p", { class: "caution", "data-testid": "too-few", text: shortText(short) }),
     figures(learned),
     !learned.rejects_unknown && make("p", { class: "caution", text: FEW }),
     learned.classes.length > 0 && classTable(learned.classes),
     oldClasses(learned.old_classes),
-    make("div", { class: "row", "data-testid": "decide" }, ...(open ? decisions(learned) : goOn(before))),
+    make("div", { class: "row", "data-testid": "decide" }, ...(open ? decisions(learned, outdated) : goOn(before))),
     timing(learned.seconds),
   ].filter(Boolean);
 }
@@ -168,13 +173,15 @@ function changes(entries) {
 }
 
 // If the gate objects, the safe choice is the prominent one.
-const decisions = ({ gate }) =>
-  gate
+function decisions({ gate }, outdated) {
+  if (outdated) return [button("Learn again", "learn-now", { class: "main" }), button("Discard", "discard")];
+  return gate
     ? [button("Accept", "accept", { class: "main" }), button("Discard", "discard")]
     : [
         button("Discard", "discard", { class: "main" }),
         button("Accept anyway", "accept", { class: "danger", "data-force": "true" }),
       ];
+}
 
 const goOn = (before) => [
   make("a", { class: "button main", href: "./", text: "Try it" }),

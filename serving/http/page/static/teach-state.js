@@ -8,6 +8,9 @@ const watchers = [];
 
 export const onStatus = (watch) => watchers.push(watch);
 
+// Whether a lesson waits for a decision. A change of a class that the model has would discard it.
+export const lessonWaits = () => status?.job?.kind === "learn" && status.job.state === "done";
+
 export async function loadStatus() {
   status = await api.status();
   for (const watch of watchers) watch(status);

@@ -4,6 +4,7 @@ import { counted, element, make, when } from "./elements.js";
 import { notify, run } from "./notices.js";
 import * as api from "./teach-api.js";
 import { sentence } from "./teach-jobs.js";
+import { lessonWaits } from "./teach-state.js";
 import { changeEntry } from "./unknowns-view.js";
 
 const LATEST = 200;
@@ -70,6 +71,7 @@ async function goBack(version) {
   await run(async () => {
     await api.rollback(version);
     await reload();
-    notify(`Version ${version} is served now.`, now ? () => api.rollback(now.version) : null);
+    const open = lessonWaits() ? " The lesson that waits continues another version: learn it again." : "";
+    notify(`Version ${version} is served now.${open}`, now ? () => api.rollback(now.version) : null);
   });
 }

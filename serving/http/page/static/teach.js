@@ -9,6 +9,7 @@ import { classesWith, loadClasses } from "./teach-classes.js";
 import { leaveWith } from "./teach-examples.js";
 import { follow, hideProgress, showProgress } from "./teach-jobs.js";
 import { accept, discard, learn, reloadWith } from "./teach-lesson.js";
+import { shortText } from "./teach-lesson-view.js";
 import { loadStatus, onStatus, status } from "./teach-state.js";
 import { loadVersions, versionsWith } from "./teach-versions.js";
 import { configure, hidden, hideFinished, latest, putAway, refresh } from "./unknowns-board.js";
@@ -127,7 +128,7 @@ onStatus(({ enabled, reason, user, model, unknown, classes, unnamed = [], job })
 
 // What waits for a person: a lesson, examples that can be learned, or classes that the server has learned automatically.
 function nextStep() {
-  const { waiting = 0, removed = 0, classes = {}, unnamed = [], job = null } = status ?? {};
+  const { waiting = 0, removed = 0, classes = {}, unnamed = [], job = null, too_few: short = [] } = status ?? {};
   if (job?.kind === "learn" && job.state === "running") {
     return { tab: "learn", button: "Show", text: `${job.who} teaches the model right now.` };
   }
@@ -136,9 +137,13 @@ function nextStep() {
     return { tab: "learn", button: "Show", text };
   }
   if (waiting || removed) {
-    const names = Object.entries(classes).map(([label, count]) => `${quoted(label)} ${count}`);
+    if (!status.ready) return { tab: "examples", button: "Bring examples", text: shortText(short) };
+    const few = short.map(({ label }) => label);
+    const ready = Object.entries(classes).filter(([label]) => !few.includes(label));
+    const names = ready.map(([label, count]) => `${quoted(label)} ${count}`);
     const parts = [...names, removed && `${images(removed)} to take out`].filter(Boolean);
-    return { tab: "learn", button: "Learn", text: `Waiting to be learned: ${listed(parts, 5)}.`, act: learn };
+    const text = `Waiting to be learned: ${listed(parts, 5)}. ${shortText(short)}`.trim();
+    return { tab: "learn", button: "Learn", text, act: learn };
   }
   if (!unnamed.length) return null;
   const text = `The server has learned ${listed(unnamed.map(quoted), 4)} automatically. What do they show?`;

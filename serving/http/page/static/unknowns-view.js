@@ -25,6 +25,7 @@ const CHANGES = {
   split: (count, detail) => `made a group of ${count}: ${detail.replace("to ", "")}`,
   delete: (count, detail) => `deleted ${count}${detail && `: ${detail}`}`,
   teach: (count, detail) => `added ${count} to the examples of ${quoted(detail)}`,
+  relabel: (count, detail) => `gave ${count} the label ${quoted(detail)} again, as the version has learned them`,
   withdraw: (count) => `took ${count} out of the examples`,
   begin: (count, detail) => `made the class ${quoted(detail)}`,
   rename: (count, detail) => `renamed a class: ${detail}`,
@@ -32,7 +33,7 @@ const CHANGES = {
   group: () => "grouped the unknown images",
   learn: () => "started a lesson",
   accept: () => "accepted a lesson",
-  discard: () => "discarded a lesson",
+  discard: (count, detail) => `discarded a lesson${detail.replace(/^job \d+/, "")}`,
   damaged: () => "did something, but another program has changed this entry",
   publish: (count, detail) => `put a version into service: ${detail}`,
 };
