@@ -889,7 +889,7 @@ def test_labels_are_imported_and_exported_on_the_page(page: Page, store: Store, 
     more = zipped({"fish/1.png": picture("fish", 300), f"fish/{HOSTILE.replace('/', '')}.png": b"junk"})
     bring_archives(page, folders_zip=folders, more_zip=more)
     noticed(page, "Imported 4 images, 1 could not be imported.")
-    assert "not an image" in page.get_by_test_id("import-problems").inner_text()
+    assert "not a supported image" in page.get_by_test_id("import-problems").inner_text()
     of_class(page, "yak").filter(has_text="3").wait_for()
     assert Counter(item.label for item in store.items() if item.label in ("yak", "fish")) == {"yak": 3, "fish": 1}
 

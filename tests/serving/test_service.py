@@ -344,7 +344,7 @@ def assert_bentomls_client_gets(wanted: list[Any], server: Server, files: list[P
         many = own.predict_many(images=files)["answers"]
         assert [answer["label"] for answer in many] == ["red", "blue"]
         (tmp_path / "junk.png").write_bytes(b"junk")
-        with pytest.raises(bentoml.exceptions.BentoMLException, match="not an image"):
+        with pytest.raises(bentoml.exceptions.BentoMLException, match="not a supported image"):
             own.predict(image=tmp_path / "junk.png")
 
 

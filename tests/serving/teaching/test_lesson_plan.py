@@ -49,7 +49,7 @@ def waiting(teacher: Teacher) -> Counter[str | None]:
 
 
 def example(digest: str, name: str) -> Example:
-    return Example(1, digest, name, "named", "ada", 0.0)
+    return Example(1, digest, name, "named", "ada", 0.0, 100)
 
 
 def planned(taught: str, gone: str, fresh: str) -> tuple[str, str, list[str]]:
