@@ -190,7 +190,6 @@ def test_the_huffman_tables_of_a_webp_are_limited(options: dict[str, int]) -> No
     image = open_image(content)
     assert is_large(image, len(content))
     peak = peak_memory(lambda: to_pixels(image, SPEC))
-    # What an earlier test has freed may be used again.
     assert 18_000 * 4000 < peak < 256e6
     limit = int(peak)
     with pytest.raises(ImageError, match="with the tables of its codes"):
