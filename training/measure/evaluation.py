@@ -99,10 +99,10 @@ class Evaluation:
         separation = None
         if len(self.unknown):
             separation = verdict.never_learned(self.verdicts, self.unknown_verdicts)
-        elif self.is_served and self.run.changes_with_tasks:
-            separation = verdict.not_yet_learned(rule, self.class_ids, lambda tasks: self._outputs_after(tasks)[0])
         elif self.is_served:
-            separation = verdict.left_out(self.outputs, rule, self.class_ids)
+            if self.run.changes_with_tasks:
+                separation = verdict.not_yet_learned(rule, self.class_ids, lambda tasks: self._outputs_after(tasks)[0])
+            separation = separation or verdict.left_out(self.outputs, rule, self.class_ids)
         photos = None if self.run.config.trunk is None else self.run.need_pooled().median_images
         return verdict.judge_run(within, between, separation, rule, photos)
 

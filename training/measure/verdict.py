@@ -26,7 +26,8 @@ run's alpha count as well:
 Without images of classes that no task has, every task's images are unknown to the run without that task. Learning a
 task changes no output of the others, so that run is had by leaving out the task's columns. Statistics that are pooled
 over all tasks have been shaped by the images of every task. Of these, the run as it was before a task was learned is
-measured on the images of that task.
+measured on the images of that task. If it had too few images to reject any before the last task, columns are left out
+there, too, which makes unknown images look easier than they are.
 """
 
 import math
@@ -201,7 +202,8 @@ def left_out(outputs: Outputs, rule: Rule, class_ids: NDArray[np.integer]) -> Se
 def not_yet_learned(rule: Rule, class_ids: NDArray[np.integer], outputs_after: OutputsAfter) -> Separation | None:
     """The next task's images against those of the tasks before it, by the run before it was learned: means over tasks.
 
-    None without test images of two tasks, one of them later than the first task.
+    None without test images of two tasks, one of them later than the first task. Runs that have too few images to
+    reject any are left out: the whole run may have enough.
     """
     true, found = task_of(class_ids, rule), []
     for count in range(1, len(rule.tasks)):
@@ -209,6 +211,8 @@ def not_yet_learned(rule: Rule, class_ids: NDArray[np.integer], outputs_after: O
         if not (known.any() and unknown.any()):
             continue
         outputs, rule_then = first_tasks(outputs_after(count), rule, count)
+        if rule_then.blind_tasks():
+            continue
         on_known, on_unknown = (
             judge({name: values[rows] for name, values in outputs.items()}, rule_then) for rows in (known, unknown)
         )

@@ -184,6 +184,17 @@ def test_images_of_a_task_are_unknown_to_the_run_before_it() -> None:
     assert left.auroc == 1
 
 
+def test_a_run_that_could_reject_nothing_before_a_task_is_left_out() -> None:
+    few = TaskRule.fit(np.arange(18) / 4, classes=2)
+    rule = Rule(alpha=0.05, tasks=(few, few, *RULE.tasks[2:]))
+    network = outputs(40, 0.3)
+    assert not_yet_learned(rule, CLASS_IDS, lambda count: network) is None
+    rule = Rule(alpha=0.05, tasks=(*RULE.tasks[:3], few))
+    found = not_yet_learned(rule, CLASS_IDS, lambda count: network)
+    assert found is not None
+    assert found.rejected_unknown == 1
+
+
 def test_the_run_before_a_task_is_not_measured_without_images_of_later_tasks() -> None:
     first = CLASS_IDS[CLASS_IDS < 2]
     assert not_yet_learned(RULE, first, lambda count: pytest.fail("nothing to measure")) is None
