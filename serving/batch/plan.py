@@ -22,8 +22,8 @@ PLAN, ITEMS, COMPLETE = "plan.json", "images.jsonl", "complete.json"
 CHUNK = 128
 """Images that are answered, stored and possibly lost together. At the end, a process waits for the others at most as
 long as one chunk takes."""
-MOST_VALUES, MOST_IMAGES = 2_500_000, 64
-"""Numbers and images that one run of the graph gets: 16 photos of 224x224 pixels, or 64 small images."""
+MOST_VALUES, MOST_IMAGES = 1_250_000, 64
+"""Numbers and images that one run of the graph gets: 8 photos of 224x224 pixels, or 64 small images."""
 
 
 SourceKind = Literal["files", "rows"]

@@ -478,7 +478,7 @@ def test_a_process_that_dies_gives_back_the_chunk_that_it_stores(tmp_path: Path)
 
 def test_the_batch_size_is_not_measured(bundle: Path, images: Path, tmp_path: Path) -> None:
     """So that two runs of the same bundle compute the same numbers; photos get smaller batches than small images."""
-    assert [batch_size(shape) for shape in ((8, 8, 1), (32, 32, 3), (224, 224, 3), (2000, 2000, 3))] == [64, 64, 16, 1]
+    assert [batch_size(shape) for shape in ((8, 8, 1), (32, 32, 3), (224, 224, 3), (2000, 2000, 3))] == [64, 64, 8, 1]
     out = tmp_path / "answers.parquet"
     (tmp_path / "answers.parquet.unfinished").mkdir()
     assert [_begun(bundle, images, out, batch).batch for batch in (0, 3)] == [64, 3]
