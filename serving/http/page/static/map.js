@@ -8,6 +8,7 @@ const element = (id) => document.getElementById(id);
 const canvas = element("map-canvas");
 const context = canvas.getContext("2d");
 const points = document.createElement("canvas"); // all points, as they are drawn now
+const rings = document.createElement("canvas"); // what is around the selected ones
 
 const NEAR = 10; // pixels
 const SETTLED = 150; // milliseconds after the last turn of the wheel
@@ -22,6 +23,7 @@ let styles = new Map(); // group -> colour and shape
 let lasso = null; // the points of the line that is being drawn
 let frame = 0;
 let drawn = view; // the view that the points were drawn for
+let ringed = null; // the view that the rings were drawn for
 let settled = 0; // draws them again once zooming has ended
 let whole = view; // the view that shows everything; a person who has zoomed sees another one
 let stale = false; // whether the images have changed while the map was closed
@@ -99,7 +101,7 @@ function resize() {
   const ratio = window.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
-    for (const each of [canvas, points]) {
+    for (const each of [canvas, points, rings]) {
       each.width = Math.round(width * ratio);
       each.height = Math.round(height * ratio);
       each.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -114,6 +116,7 @@ const down = (y) => canvas.clientHeight / 2 - (y - view.y) * view.scale;
 function drawPoints() {
   clearTimeout(settled);
   drawn = view;
+  ringed = null;
   const { width, height } = resize();
   const paint = points.getContext("2d");
   const ink = getComputedStyle(document.body).color;
@@ -179,11 +182,8 @@ function redraw() {
   if (drawn !== view) return;
   const ink = getComputedStyle(document.body).color;
   if (selection.ids.size) {
-    const ring = stamp(SELECTED, ink);
-    map.items.forEach((item, at) => {
-      if (!selection.ids.has(item.id)) return;
-      context.drawImage(ring, places[2 * at] - STAMP / 2, places[2 * at + 1] - STAMP / 2, STAMP, STAMP);
-    });
+    drawRings(width, height, ink);
+    context.drawImage(rings, 0, 0, width, height);
   }
   if (!lasso) return;
   context.strokeStyle = ink;
@@ -197,6 +197,19 @@ function redraw() {
   context.setLineDash([5, 4]);
   context.stroke();
   context.setLineDash([]);
+}
+
+// Around the selected images. While a lasso is drawn, the selection does not change.
+function drawRings(width, height, ink) {
+  if (lasso && ringed === view) return;
+  ringed = view;
+  const paint = rings.getContext("2d");
+  paint.clearRect(0, 0, width, height);
+  const ring = stamp(SELECTED, ink);
+  map.items.forEach((item, at) => {
+    if (!selection.ids.has(item.id)) return;
+    paint.drawImage(ring, places[2 * at] - STAMP / 2, places[2 * at + 1] - STAMP / 2, STAMP, STAMP);
+  });
 }
 
 const redrawSoon = () => (frame ||= requestAnimationFrame(redraw));
