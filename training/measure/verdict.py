@@ -57,8 +57,8 @@ OutputsAfter = Callable[[int], Outputs]
 """How many of the tasks -> the outputs for the known images after these were learned."""
 
 NEVER_LEARNED = "classes never learned"
-LEFT_OUT = "each task's, left out in turn"
-LATER = "each task's, before it was learned"
+LEFT_OUT = "the images of each task, left out in turn"
+LATER = "the images of each task, before it was learned"
 
 
 class Remedies(NamedTuple):
