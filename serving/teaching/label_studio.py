@@ -20,7 +20,7 @@ CHOICES, IMAGE = "label", "image"
 SHOWN = 5
 """Missing images that a message names."""
 MOST_ALIKE, MOST_FOLDERS = 50, 32
-"""Files of the same name, in folders of the same name, that are told apart by the folders above; and of how many."""
+"""How many files whose name and folder are equal are compared by the folders above, and how many of these folders."""
 
 _LOCAL = "/data/local-files/?d="
 """How a task names a file of Label Studio's local storage: after it is the path below the document root."""

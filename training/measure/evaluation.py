@@ -101,7 +101,7 @@ class Evaluation:
             separation = verdict.never_learned(self.verdicts, self.unknown_verdicts)
         elif self.is_served:
             if self.run.changes_with_tasks:
-                separation = verdict.not_yet_learned(rule, self.class_ids, lambda tasks: self._outputs_after(tasks)[0])
+                separation = verdict.not_yet_learned(rule, self.class_ids, lambda tasks: self._after[tasks - 1][0])
             separation = separation or verdict.left_out(self.outputs, rule, self.class_ids)
         photos = None if self.run.config.trunk is None else self.run.need_pooled().median_images
         return verdict.judge_run(within, between, separation, rule, photos)
@@ -125,7 +125,7 @@ class Evaluation:
     @cached_property
     def over_time(self) -> tuple[metrics.Matrix, list[metrics.Accuracies]]:
         """The accuracy on each task's images, and over all images, after each task was learned."""
-        after = self._outputs_after if self.run.changes_with_tasks else None
+        after = (lambda tasks: self._after[tasks - 1]) if self.run.changes_with_tasks else None
         every = metrics.stages(self.outputs, self.run.rule, self.class_ids, self.decide, self.unknown_outputs, after)
         matrix = metrics.accuracy_matrix(every)
         return matrix, metrics.after_each_task(every, matrix)
@@ -134,6 +134,11 @@ class Evaluation:
     def forgetting_in_words(self) -> dict[str, str]:
         """One sentence on each of the two numbers for forgetting."""
         return metrics.forgetting_in_words(changes_with_tasks=self.run.changes_with_tasks)
+
+    @cached_property
+    def _after(self) -> list[tuple[Outputs, Outputs]]:
+        """The outputs for the known and the unknown images after each task, of a run that changes with tasks."""
+        return [self._outputs_after(tasks) for tasks in range(1, len(self.run.rule.tasks) + 1)]
 
     def _outputs_after(self, tasks: int) -> tuple[Outputs, Outputs]:
         known, *unknown = (self.run.outputs_after(tasks, each) for each in self.measurements)
