@@ -106,4 +106,4 @@ def _of_array(pixels: NDArray[Any]) -> bytes:
 
 
 def _refused(got: str) -> RequestError:
-    return ImageFormatError("not an image that is read here", got=got, allowed=ALLOWED)
+    return ImageFormatError("not a supported image", got=got, allowed=ALLOWED)
